@@ -6,28 +6,25 @@
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rocketshim.admin.record_view import time_text
-from rocketshim.admin.times import time_ms
+from rocketshim.admin.timer_view import FoundTimer, from_now, is_named, moment_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Connection, DryRun, Json, selection
 from rocketshim.cli.records import counting, echo_safe, require_topic, show_rows
 from rocketshim.core.named_timers import Command, Effect
-from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate, TimerHistory
-from rocketshim.errors import ConfigError, RocketshimError, SendError
+from rocketshim.core.timer_history import PendingTimer, TimerFate
+from rocketshim.errors import RocketshimError, SendError
 from rocketshim.kafka.timer_log import pending_timers, read_histories, read_recurring, read_states
-from rocketshim_topics import Message, parse_duration_ms
-from rocketshim_topics.durations import duration_text
+from rocketshim_topics import Message
 from rocketshim_topics.names import init_command
-from rocketshim_topics.partitioner import timer_partition
 
 if TYPE_CHECKING:
     from rocketshim.cli.timers_file import Step
@@ -76,10 +73,10 @@ def ls(
     Messages in transactions are listed by `tx ls`.
     """
     now_ms = time.time_ns() // 1_000_000
-    before_ms = None if due_before is None else _moment_ms(due_before, now_ms)
+    before_ms = None if due_before is None else moment_ms(due_before, "--due-before", now_ms)
 
     def is_wanted(each: PendingTimer) -> bool:
-        return topic in {None, each.topic} and _is_named(each.name, name) and not each.asks
+        return topic in {None, each.topic} and is_named(each.name, name) and not each.asks
 
     with at.reader() as reader:
         records = counting(reader.read([reader.require(at.names.timer_state)]))
@@ -260,117 +257,7 @@ def _step_row(step: "Step", stored: "Mapping[str, SendResult]") -> tuple[dict[st
     return facts, [action, step.topic, step.name, step.recurs, next_text, at or ""]
 
 
-def _moment_ms(text: str, now_ms: int) -> int:
-    with suppress(ConfigError):
-        return now_ms + parse_duration_ms(text)
-    return time_ms(text, "--due-before", otherwise="a duration from now (30m, 2h, 3d), or ")
-
-
-def _is_named(found: str, wanted: str | None) -> bool:
-    return wanted is None or found == wanted or (wanted.endswith("*") and found.startswith(wanted[:-1]))
-
-
 def _row(pending: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
     due_ms, topic, name, partition, generation, *_ = pending
     facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "generation": generation}
     return facts, [topic, name, time_text(due_ms), from_now(due_ms, now_ms), f"{partition}/{generation}"]
-
-
-def from_now(at_ms: int, now_ms: int) -> str:
-    """Return how long there is until a time, or how long ago it was."""
-    return duration_text(at_ms - now_ms) if at_ms >= now_ms else f"{duration_text(now_ms - at_ms)} ago"
-
-
-class FoundTimer:
-    """What the log says of one name."""
-
-    words: ClassVar[dict[Command, str]] = {}  # other names of commands
-
-    @staticmethod
-    def check_kind(name: str, state: PendingTimer | None, events: Iterable[TimerEvent] = ()) -> None:
-        """Raise `ConfigError` if a name is of another kind."""
-
-    def __init__(self, topic: str, name: str, history: TimerHistory) -> None:
-        self.topic = topic
-        self.name = name
-        self.partition = timer_partition(topic, name)
-        self.history = history
-        self.due_ms = history.due_ms(history.last)
-
-    @property
-    def outcome(self) -> str:
-        """What became of the last message."""
-        fate, event = self.history.fate()
-        begins = "" if self.history.begins_ms is None else f"; the log begins at {time_text(self.history.begins_ms)}"
-        if fate is TimerFate.PENDING:
-            now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
-            why = "" if due_ms >= now_ms else "; is a worker running, or was it parked?"
-            when = from_now(due_ms, now_ms)
-            return f"pending, due at {time_text(due_ms)} ({when if why else f'in {when}'}){why}"
-        if event is None or fate is TimerFate.UNKNOWN:
-            return f"unknown: the log has no message of this name{begins}"
-        return f"{fate.value} at {time_text(event.stored_ms)}"
-
-    def effect(self, event: TimerEvent) -> str:
-        """What a command did."""
-        match event.effect:
-            case None:
-                return "unknown, as the log does not have what was pending before"
-            case Effect.SCHEDULE:
-                replaced = "" if event.before is None else f", replaces that of {event.before}"
-                return f"waits until {time_text(event.due_ms)}{replaced}"
-            case Effect.FORGET:
-                return f"in time: that of {event.before} is not delivered"
-            case Effect.DELIVER | Effect.DELIVER_PENDING:
-                return f"delivers that of {event.before}"
-            case Effect.ASK:
-                return f"asks the producers, and again at {time_text(event.due_ms)}"
-            case Effect.GIVE_UP:
-                return "parks it: no producer has answered"
-            case Effect.NOTHING:
-                return self._nothing(event)
-
-    def _nothing(self, event: TimerEvent) -> str:
-        if event.command is Command.SET_IF_ABSENT:
-            return f"dropped: that of {event.before} is pending"
-        if event.command is Command.FIRE:
-            return "dropped: it was cancelled, replaced or delivered before"
-        before = [each for each in self.history.events if each.offset < event.offset]
-        ended = next((each for each in reversed(before) if each.effect not in {None, Effect.NOTHING}), None)
-        if ended is None or ended.effect is Effect.FORGET:
-            return "nothing: no message was pending"
-        return f"too late: {'parked' if ended.effect is Effect.GIVE_UP else 'delivered'} by {ended.offset}"
-
-    def cells(self, event: TimerEvent) -> list[str]:
-        """A row of the table."""
-        at = f"{self.partition}/{event.offset}"
-        word = self.words.get(event.command, event.command.value)
-        return [at, time_text(event.stored_ms)[:-4], word, self.effect(event), event.msg_id]
-
-    def facts(self) -> dict[str, Any]:
-        """The same for programs."""
-        fate, event = self.history.fate()
-        return {
-            "topic": self.topic,
-            "name": self.name,
-            "state": fate.value,
-            "generation": self.history.last,
-            "due_ms": self.due_ms,
-            "at_ms": None if event is None else event.stored_ms,
-            "is_certain": self.history.is_certain,
-            "log_begins_ms": self.history.begins_ms,
-            "partition": self.partition,
-            "history": [
-                {
-                    "offset": each.offset,
-                    "stored_ms": each.stored_ms,
-                    "command": each.command.value,
-                    "effect": None if each.effect is None else each.effect.value,
-                    "before": each.before,
-                    "after": each.after,
-                    "due_ms": each.due_ms,
-                    "id": each.msg_id,
-                }
-                for each in self.history.events
-            ],
-        }

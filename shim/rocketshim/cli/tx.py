@@ -10,11 +10,12 @@ from typing import Annotated, Any, ClassVar, Final
 import typer
 
 from rocketshim.admin.record_view import time_text
+from rocketshim.admin.timer_view import FoundTimer, from_now
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Json, selection
 from rocketshim.cli.records import counting, show_rows
-from rocketshim.cli.timers import FoundTimer, Topic, from_now, run_command, show_history
+from rocketshim.cli.timers import Topic, run_command, show_history
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate
 from rocketshim.errors import ConfigError

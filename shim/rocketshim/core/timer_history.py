@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from rocketshim.core.named_timers import Command, Effect, TimerTable
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import checks_left, command_problem, is_misplaced, timer_times
+from rocketshim_topics.hops.timers import COMMANDED_BY
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, decode, read_headers
 
 __all__ = ["PendingTimer", "TimerEvent", "TimerFate", "TimerHistory", "TimerOutcome", "timer_histories"]
@@ -62,6 +63,7 @@ _ENDS: Final[dict[Effect | None, TimerFate]] = {
 }
 
 
+_BY_HAND: Final = frozenset({Command.CANCEL, Command.NOW})
 _FIRES: Final = frozenset({Effect.DELIVER, Effect.ASK, Effect.GIVE_UP})
 
 
@@ -78,6 +80,7 @@ class TimerEvent:
     due_ms: int | None  # of a message that is set, epoch ms
     msg_id: str  # of the message; of a CANCEL or NOW its own
     asks: str = ""  # of a half message: the producer group that is asked
+    by: str = ""  # the person who gave the command, if that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +233,11 @@ def timer_histories(
             is_lost = change.effect is Effect.DELIVER_PENDING and (change.before or 0) < first_offset
             is_known = certain[name] and not is_lost
             effect = change.effect if is_known else None
-            certain[name] |= command in {Command.CANCEL, Command.NOW}
+            certain[name] |= command in _BY_HAND
             due = change.due_ms if change.after == offset else None
             msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"
-            ids = (msg_id, envelope.timer_asks or "")
+            by = (found.get(COMMANDED_BY) or b"").decode("utf-8", "replace") if command in _BY_HAND else ""
+            ids = (msg_id, envelope.timer_asks or "", by)
             event = TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, *ids)
             events[name].append(event)
     return {

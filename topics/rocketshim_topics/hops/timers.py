@@ -30,6 +30,7 @@ from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 
 __all__ = [
     "CHECK_EVERY_MS",
+    "COMMANDED_BY",
     "COMMANDS",
     "MOST_CHECKS",
     "check",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
+COMMANDED_BY: Final = "BY"
+"""Header of a command with the person who gave it, for people only."""
 COMMANDS: Final = _SETS | {"CANCEL", "NOW", "FIRE"}
 """What `TIMER_DO` may be."""
 
@@ -61,7 +64,7 @@ def timer_digest(topic: str, name: str) -> bytes:
 
 
 def timer_command(
-    names: TopicNames, topic: str, timer: str, command: str, *, uniq_key: str, born_ms: int
+    names: TopicNames, topic: str, timer: str, command: str, *, uniq_key: str, born_ms: int, by: str | None = None
 ) -> OutgoingRecord:
     """Return the CANCEL or NOW for a name; its key, `topic/name`, has the same partition in Java's partitioner.
 
@@ -72,12 +75,15 @@ def timer_command(
         command: `CANCEL` or `NOW`.
         uniq_key: id of the command.
         born_ms: epoch ms of the command.
+        by: the person who gives it, for its history (a header of the user, `BY`); None: a program.
     """
     check_timer(timer)
     names.physical(topic)
     envelope = Envelope(
         shim=WIRE_VERSION, real_topic=topic, uniq_key=uniq_key, born_timestamp_ms=born_ms, timer=timer, timer_do=command
     )
+    if by is not None:
+        envelope.user = ((COMMANDED_BY, by.encode()),)
     key = f"{topic}/{timer}".encode()
     return OutgoingRecord(names.timers, timer_partition(topic, timer), key, None, encode(envelope))
 
