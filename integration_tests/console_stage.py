@@ -112,7 +112,7 @@ def store_dead_letters(
     """Store dead letters of a group: one in ten failed with a KeyError, the others with a Timeout."""
     names = TopicNames(namespace)
     layout = Layout(names, DelayLevels.default(), retry_partitions=3, dead_letter_partitions=2)
-    provision.ensure_topics(admin, [*layout.shared(), *layout.for_group(group, with_log=False)])
+    provision.ensure_topics(admin, [*layout.shared(), *layout.timers(), *layout.for_group(group, with_log=False)])
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(count):
         cause = "KeyError" if number % 10 == 0 else "Timeout"

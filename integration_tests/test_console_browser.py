@@ -101,6 +101,7 @@ def visit(broker: Broker, namespace: str, dead: str, tmp_path: Path, chromium: B
             plan = operator.post(f"/dead/{topic}/plans")
             paths = ["/", "/waiting", "/waiting/records", "/dead", f"/dead/{topic}", f"/dead/{topic}/letters"]
             paths += ["/plans", plan, "/parked", "/groups", f"/groups/{dead}", f"/retrying/{dead}", "/doctor"]
+            paths += ["/timers", "/timers?topic=orders", "/timers/name?topic=orders&name=o-7"]
             paths += ["/workers", "/message", f"/message/{topic}/0/0", "/message?id=m1"]
             context = chromium.new_context(java_script_enabled=scripts, color_scheme=scheme)
             page = context.new_page()

@@ -34,6 +34,7 @@ from rocketshim_topics.hops import is_probe
 from rocketshim_topics.wire import headers_shown
 
 __all__ = [
+    "EDGES",
     "DoctorVisits",
     "doctor",
     "group",
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 _ON_A_PAGE: Final = 50
-_EDGES: Final = (
+EDGES: Final = (
     *((0, "due now"), (10_000, "10 s"), (60_000, "1 min"), (300_000, "5 min"), (900_000, "15 min")),
     *((1_800_000, "30 min"), (3_600_000, "1 h"), (7_200_000, "2 h"), (21_600_000, "6 h"), (86_400_000, "1 d")),
 )
@@ -132,7 +133,7 @@ def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> d
             delays[key] = queue.delay_ms
     bars: dict[str, int] = {}
     before = 0
-    for edge_ms, text in _EDGES:
+    for edge_ms, text in EDGES:
         found = reader.offsets_at_times({key: max(0, now_ms + edge_ms - delay + 1) for key, delay in delays.items()})
         until = sum(min(max(found.get(key, end), start), end) - start for key, (start, end) in spans.items())
         bars[text] = until - before

@@ -215,9 +215,16 @@ def show(request: Request) -> Response:
         is_cut=len(value) > _SHOWN_BYTES,
         biography=biography(steps, console.names),
         read=read,
+        timer=_timer_of([entry, *found]),
         everything=since_ms is None,
         command=console.command("trace", entry.at, delay_levels=console.delay_levels),
     )
+
+
+def _timer_of(found: Iterable[RecordView]) -> tuple[str, str] | None:
+    """Return target and name, if the message was sent under one."""
+    named = ((each.envelope.real_topic, each.envelope.timer) for each in found)
+    return next(((topic, name) for topic, name in named if topic is not None and name is not None), None)
 
 
 def by_id(request: Request) -> Response:
@@ -241,6 +248,7 @@ def by_id(request: Request) -> Response:
         "message_by_id.html",
         wanted=wanted,
         biography=biography(steps, console.names) if steps else None,
+        timer=_timer_of(found),
         read=read,
         everything=everything,
         command=console.command("trace", wanted or "ID", delay_levels=console.delay_levels),

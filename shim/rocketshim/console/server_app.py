@@ -32,7 +32,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from rocketshim.console import observed, plans, records
+from rocketshim.console import observed, plans, records, timers
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.people import Person, ProxyUsers, Sessions, TooManyAttemptsError, Users, check_token, new_token
@@ -233,6 +233,8 @@ _PAGES: Final[dict[str, Page]] = {
     "/tiles": observed.tiles,
     "/waiting": observed.waiting,
     "/waiting/records": observed.listed,
+    "/timers": timers.listed,
+    "/timers/name": timers.show,
     "/retrying/{group}": observed.retries,
     "/groups": observed.groups,
     "/groups/{group}": observed.group,
@@ -256,6 +258,7 @@ _WRITES: Final[dict[str, Write]] = {
     "/dead/{topic}/plans": plans.make,
     "/plans/{plan}/apply": plans.apply,
     "/plans/{plan}/stop": plans.stop,
+    "/timers/command": timers.command,
 }
 """Path to the handler of a form that changes something; operators only, and only with `operate`."""
 
