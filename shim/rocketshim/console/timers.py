@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.redrive import whoami
-from rocketshim.admin.timer_view import TimerView, is_named, moment_ms
+from rocketshim.admin.timer_view import FoundTimer, is_named, moment_ms
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, given, whole
 from rocketshim.console.observed import EDGES
@@ -54,8 +54,8 @@ def listed(request: Request) -> Response:
     until_ms = None if due_before is None else moment_ms(due_before, "due_before", now_ms)
 
     def is_wanted(each: PendingTimer) -> bool:
-        is_soon = until_ms is None or each.due_ms < until_ms
-        return is_soon and topic in {None, each.topic} and is_named(each.name, name)
+        is_one = not each.asks and (until_ms is None or each.due_ms < until_ms)
+        return is_one and topic in {None, each.topic} and is_named(each.name, name)
 
     def pending(records: Iterable[Any]) -> list[PendingTimer]:
         oldest_first = reversed(list(records))  # within a partition
@@ -102,6 +102,7 @@ def show(request: Request) -> Response:
         view=view,
         read=read,
         log=console.names.timers,
+        is_half=_is_half(view),
         is_pending=_is_pending(view),
         stored=whole(request.query_params, "stored"),
         command=console.command("timers show", topic, name),
@@ -133,11 +134,17 @@ def _named(fields: Form) -> tuple[str, str]:
         raise ConfigError(str(error)) from error
 
 
-def _is_pending(view: TimerView) -> bool:
-    return view.history.fate()[0] is TimerFate.PENDING
+def _is_pending(view: FoundTimer) -> bool:
+    return view.history.fate()[0] is TimerFate.PENDING and not _is_half(view)
 
 
-def _view(console: Console, topic: str, name: str) -> tuple[TimerView, BoundedReading]:
+def _is_half(view: FoundTimer) -> bool:
+    """Return whether it is a message of a transaction, which its producers end, or `rocketshim tx`."""
+    stored = view.history.stored
+    return bool(stored is not None and stored.asks) or any(each.asks for each in view.history.events)
+
+
+def _view(console: Console, topic: str, name: str) -> tuple[FoundTimer, BoundedReading]:
     """Return what the log has about a name, and how its reading ended; the state is read before the log."""
     number, digest = timer_partition(topic, name), timer_digest(topic, name)
     wanted = {REAL_TOPIC: topic.encode(), TIMER: name.encode()}
@@ -160,7 +167,7 @@ def _view(console: Console, topic: str, name: str) -> tuple[TimerView, BoundedRe
     history = timer_histories(
         reversed(read.records), topic, [name], first_offset=first, stored=known, begins_ms=begins_ms
     )[name]
-    return TimerView(topic, name, history), read
+    return FoundTimer(topic, name, history), read
 
 
 def _newest(reader: TopicReader, console: Console, key: TopicPartitionKey, wanted: Any, most: int) -> BoundedReading:

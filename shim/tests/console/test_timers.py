@@ -7,7 +7,7 @@ import pytest
 
 from rocketshim import Producer
 from rocketshim.admin.timer_view import is_named
-from rocketshim_topics import DelayLevels, Envelope, Layout
+from rocketshim_topics import DelayLevels, Envelope, Layout, encode
 from rocketshim_topics.hops import timer_state
 from rocketshim_topics.partitioner import timer_partition
 
@@ -165,3 +165,24 @@ def test_a_message_leads_to_the_history_of_its_name(stage: Stage) -> None:
     page = stage.browser().get(f"/message/{NAMES.timers}/{PARTITION}/0").text
     assert "/timers/name?topic=orders&amp;name=o-7" in page
     assert "SET of the timer o-7, waits" in text_of(page)
+
+
+def test_a_message_of_a_transaction_is_left_to_its_producers(stage: Stage) -> None:
+    half = Envelope(real_topic="orders", timer="o-7", timer_asks="shop", deliver_at_ms=2**42, shim=1, timer_do="SET")
+    stage.kafka.append(NAMES.timers, b"x", partition=PARTITION, headers=encode(half))
+    out = timer_state(NAMES, PARTITION, half, applied=0, append_ms=1, era=0, generation=0, due_ms=2**42)
+    stage.kafka.append(out.topic, out.value, key=out.key, partition=out.partition or 0, headers=list(out.headers))
+    browser = stage.browser(operate=True)
+    assert "No name is pending." in text_of(browser.get("/timers").text)
+    seen = shown(browser)
+    assert "It is a message of a transaction" in seen
+    assert "Cancel it" not in seen
+    assert browser.post("/timers/command", data={**COMMAND, "do": "cancel"}).status_code == 400
+
+
+def test_a_log_that_no_worker_reads_is_seen_where_queues_are(stage: Stage) -> None:
+    send(stage)
+    stage.kafka.clock.advance(90_000)  # type: ignore[attr-defined]
+    browser = stage.browser()
+    assert f"{PARTITION} timer log 1" in text_of(browser.get("/waiting").text)
+    assert "timer log 1 " in text_of(browser.get("/workers").text)
