@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Declarations", "Step", "planned", "read_declarations"]
 
-_SEND_S: Final = 30.0
 _HEADING: Final = re.compile(r"^\s*\[\[\s*message\s*\]\]", re.MULTILINE)
 
 
@@ -102,8 +101,8 @@ class Step:
     def send(self, producer: "Producer") -> "SendResult":
         """Do it."""
         if self.message is None:
-            return producer.cancel(self.topic, timer=self.name, timeout_s=_SEND_S)
-        return producer.send(self.message, timeout_s=_SEND_S)
+            return producer.cancel(self.topic, timer=self.name, timeout_s=30.0)
+        return producer.send(self.message, timeout_s=30.0)
 
 
 def read_declarations(path: Path, names: TopicNames) -> Declarations:

@@ -12,7 +12,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import denied_topics
-from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, WORKER_SESSION_MS
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, WORKER_SESSION_MS, client_settings
 from rocketshim.kafka.clients import (
     Clients,
     ConsumerClient,
@@ -137,7 +137,8 @@ class WorkerClients:
     def timer_reader(self) -> TopicReader:
         """Return a reader of the timer log and of its state."""
         settings = self._settings
-        own = {name: value for name, value in settings.client.items() if name not in MEMBER}
+        own = client_settings((), allow_code_settings=settings.allow_code_settings)
+        own |= {name: value for name, value in settings.client.items() if name not in MEMBER}
         return TopicReader(settings.bootstrap, client=own, clients=self._clients)
 
     def _consumer_config(self, required: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

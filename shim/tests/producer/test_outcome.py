@@ -202,6 +202,14 @@ def test_what_can_have_no_outcome_is_refused(harness: Harness) -> None:
         harness.producer.outcome("orders", timer="o-7", timeout_s=0)
 
 
+def test_settings_that_run_code_are_accepted_where_the_producer_may_have_them() -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topics(Layout(TopicNames(), DelayLevels.default()).timers())
+    client = {"sasl.oauthbearer.token.endpoint.url": "https://idp"}
+    with Producer("memory:1", clients=kafka.clients(), client=client, allow_code_settings=True) as producer:
+        assert producer.outcome("orders", timer="o-7").fate is TimerFate.UNKNOWN
+
+
 def test_without_the_topics_the_error_says_how_to_create_them() -> None:
     kafka = InMemoryKafka(VirtualClock())
     with (

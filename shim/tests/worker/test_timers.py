@@ -62,6 +62,13 @@ def test_a_timer_fires_once_and_not_before_it_is_due(sim: Any) -> None:
     assert worker.counts.timers == {("SET", True): 1, ("FIRE", True): 1}
 
 
+def test_settings_that_run_code_reach_the_reader_of_the_state_too(sim: Any) -> None:
+    worker = sim.worker(client={"sasl.oauthbearer.token.endpoint.url": "https://idp"}, allow_code_settings=True)
+    sim.command()
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"body"]
+
+
 def test_a_cancelled_timer_never_comes(sim: Any) -> None:
     worker = sim.worker()
     sim.command()
