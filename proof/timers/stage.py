@@ -144,6 +144,7 @@ def open_stage(folder: Path, *, exactly_once: bool) -> Iterator[Stage]:
         stamped = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
         admin.create_topics([NewTopic(TARGET, 4, config=stamped)])[TARGET].result(60)
         stage = Stage(cluster.bootstrap, folder, exactly_once)
+        stage.until(lambda: TARGET in admin.list_topics(timeout=60).topics, 60.0, "the new topic", look_s=0.1)
         try:
             yield stage
         finally:
