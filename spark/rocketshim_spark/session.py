@@ -14,9 +14,9 @@ Where the jars for Kafka and Delta come from (`connector`):
 `none`         no Kafka, no Delta: for transforms on frames that come from elsewhere
 =============  =====================================================================================================
 
-The coordinates follow from the versions of the installed `pyspark` and `delta-spark`. Jars that the PySpark wheel
-contains itself (Hadoop, Scala, slf4j) are left out of the resolved set, because two versions of one library on a class
-path cause obscure errors.
+The coordinates follow from the version of the installed `pyspark`: Delta has a jar of its own for each minor version of
+Spark (`_DELTA_JARS`). Jars that the PySpark wheel contains itself (Hadoop, Scala, slf4j) are left out of the resolved
+set, because two versions of one library on a class path cause obscure errors.
 
 Spark reads `spark.jars` only when its JVM starts, so a process has one session, and `create` returns the running one.
 `create` checks that Spark can load the connectors, wherever they come from; otherwise Spark's first error would be a
@@ -24,7 +24,6 @@ Java stack trace about a catalog. If `PYSPARK_PYTHON` is not set, `create` sets 
 `python3` from PATH, which may not have the same packages.
 """
 
-import importlib.metadata
 import os
 import re
 import sys
@@ -56,6 +55,13 @@ __all__ = [
 Connector = Literal["auto", "cache", "packages", "provided", "none"]
 
 _SCALA: Final = "2.13"
+_DELTA_JARS: Final[Mapping[str, tuple[str, str]]] = {
+    "4.0": ("4.0.0", f"delta-spark_{_SCALA}:4.0.1"),
+    "4.1": ("4.1.1", f"delta-spark_4.1_{_SCALA}:4.3.1"),
+    "4.2": ("4.2.0", f"delta-spark_4.2_{_SCALA}:4.4.0"),
+}
+"""Minor version of Spark to the version that the tests run with, and to the artifact and version of Delta for it."""
+
 _SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python it starts
 _DELTA: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -105,18 +111,29 @@ class SessionSettings(BaseModel):
 
 
 def connector_coordinates() -> list[str]:
-    """Return the Maven coordinates that the installed PySpark and Delta need, for example for `--packages`."""
-    delta = importlib.metadata.version("delta-spark")
-    return [
-        f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{pyspark.__version__}",
-        f"io.delta:{_delta_artifact(pyspark.__version__, delta)}:{delta}",
-    ]
+    """Return the Maven coordinates that the installed PySpark needs, for example for `--packages`.
+
+    Raises:
+        ConnectorMissingError: rocketshim knows no Delta for this version of Spark.
+    """
+    found = _DELTA_JARS.get(_minor(pyspark.__version__))
+    if found is None:
+        raise ConnectorMissingError(
+            f"PySpark {pyspark.__version__} is installed, and rocketshim knows Delta only for Spark "
+            f"{', '.join(_DELTA_JARS)}. Install another version: pip install {_tested()}"
+        )
+    _, delta = found
+    return [f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{pyspark.__version__}", f"io.delta:{delta}"]
 
 
-def _delta_artifact(spark: str, delta: str) -> str:
-    """Return the name of Delta's artifact; since 4.1 one version of Delta has one for each minor version of Spark."""
-    of_spark = "" if delta.startswith("4.0.") else f"{'.'.join(spark.split('.')[:2])}_"
-    return f"delta-spark_{of_spark}{_SCALA}"
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _tested() -> str:
+    """Return what to install: the tested version of this minor version of Spark, else the newest tested one."""
+    tested, _ = _DELTA_JARS.get(_minor(pyspark.__version__)) or list(_DELTA_JARS.values())[-1]
+    return f"pyspark=={tested}"
 
 
 def fetch(*, report: Callable[[str], None] | None = None) -> list[Path]:
@@ -129,14 +146,14 @@ def fetch(*, report: Callable[[str], None] | None = None) -> list[Path]:
         the jars for a session, as `connector_jars` returns them.
 
     Raises:
-        ConnectorMissingError: the repository cannot be reached, or has no such version.
+        ConnectorMissingError: the repository cannot be reached, or has no such version; the error names one to pin.
 
     Thread-safety: any thread, any number of processes.
     """
     try:
         files = fetch_jars(connector_coordinates(), report=report)
     except LocalBrokerError as error:
-        raise ConnectorMissingError(f"{error}. {_HOW_TO_FIX}") from error
+        raise ConnectorMissingError(f"{error}. {_how_to_fix()}") from error
     return _not_in_pyspark(sorted(files.path / name for name in files.files))
 
 
@@ -146,12 +163,13 @@ def connector_jars() -> list[Path] | None:
     return None if files is None else _not_in_pyspark(sorted(files.path / name for name in files.files))
 
 
-_HOW_TO_FIX: Final = (
-    "If the repository has no jars of this version, install one that it has, such as pyspark==4.0.0 with "
-    "delta-spark==4.0.1. Run `rocketshim spark fetch` on a machine that can reach a Maven repository; or let Spark "
-    "download the jars with connector='packages' (`--connector packages`); or put them on the class path "
-    "(`spark-submit --packages …`, `--jars …`) and use connector='provided'"
-)
+def _how_to_fix() -> str:
+    return (
+        f"If the repository has no jars of this version, install one that the tests run with: pip install {_tested()}. "
+        "Run `rocketshim spark fetch` on a machine that can reach a Maven repository; or let Spark download the jars "
+        "with connector='packages' (`--connector packages`); or put them on the class path (`spark-submit --packages "
+        "…`, `--jars …`) and use connector='provided'"
+    )
 
 
 def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str] | None = None) -> SparkSession:
@@ -183,7 +201,7 @@ def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str
         if missing:
             if running is None:
                 spark.stop()
-            raise ConnectorMissingError(f"Spark's class path lacks {', '.join(missing)}. {_HOW_TO_FIX}")
+            raise ConnectorMissingError(f"Spark's class path lacks {', '.join(missing)}. {_how_to_fix()}")
     return spark
 
 
@@ -261,7 +279,7 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
         if jars is None:
             raise ConnectorMissingError(
                 f"the jars that Spark {pyspark.__version__} needs for Kafka and Delta are not in the cache. "
-                f"{_HOW_TO_FIX}"
+                f"{_how_to_fix()}"
             )
         conf["spark.jars"] = ",".join(jar.as_posix() for jar in jars)
     return {**conf, **settings.conf}

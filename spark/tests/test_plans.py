@@ -57,7 +57,7 @@ def runs_python(frame: DataFrame) -> bool:
 
 
 def test_no_job_runs_python_in_the_executors(spark: SparkSession) -> None:
-    shout = F.udf(lambda text: text.upper())
+    shout = F.udf(lambda text: text.upper(), useArrow=False)  # without PyArrow, Spark 4.2 would warn
     assert runs_python(records(spark).select(shout("topic")))  # checks that `runs_python` recognises Python
     assert [name for name, frame in plans(spark).items() if runs_python(frame)] == []
 

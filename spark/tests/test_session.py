@@ -1,8 +1,8 @@
 """The settings of a session, and the errors when jars are missing."""
 
-import importlib.metadata
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import pyspark
@@ -10,27 +10,56 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
+from rocketshim.errors import LocalBrokerError
 from rocketshim_spark import session
 from rocketshim_spark.errors import ConnectorMissingError, SessionError
 from rocketshim_spark.session import SessionSettings
 
 
-def test_coordinates_follow_the_installed_versions() -> None:
-    kafka, delta = session.connector_coordinates()
-    assert kafka == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
-    assert delta.endswith(f":{importlib.metadata.version('delta-spark')}")
-
-
 @pytest.mark.parametrize(
-    ("spark", "delta", "name"),
+    ("version", "delta"),
     [
-        ("4.0.0", "4.0.1", "delta-spark_2.13"),
-        ("4.1.1", "4.3.1", "delta-spark_4.1_2.13"),
-        ("4.2.0", "4.4.0", "delta-spark_4.2_2.13"),
+        ("4.0.0", "delta-spark_2.13:4.0.1"),
+        ("4.1.1", "delta-spark_4.1_2.13:4.3.1"),
+        ("4.2.1", "delta-spark_4.2_2.13:4.4.0"),
     ],
 )
-def test_the_jar_of_delta_has_the_version_of_spark_in_its_name_since_4_1(spark: str, delta: str, name: str) -> None:
-    assert session._delta_artifact(spark, delta) == name
+def test_the_jar_of_delta_is_the_one_for_the_installed_spark(
+    monkeypatch: pytest.MonkeyPatch, version: str, delta: str
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    assert session.connector_coordinates() == [
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}", f"io.delta:{delta}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["3.5.9", "4.3.0", "5.0.0.dev1"])
+def test_a_spark_that_no_delta_is_known_for_is_refused_with_the_version_to_install(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    with pytest.raises(ConnectorMissingError, match=rf"{version} .*4\.0, 4\.1, 4\.2.*pip install pyspark==4\.2\.0"):
+        session.fetch()
+
+
+@pytest.mark.parametrize(("version", "pinned"), [("4.0.5", "4.0.0"), ("4.1.4", "4.1.1"), ("4.2.1", "4.2.0")])
+def test_jars_that_cannot_be_had_are_an_error_that_names_the_version_to_pin(
+    monkeypatch: pytest.MonkeyPatch, version: str, pinned: str
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise LocalBrokerError("cannot download")
+
+    monkeypatch.setattr(pyspark, "__version__", version)
+    monkeypatch.setattr(session, "fetch_jars", refused)
+    with pytest.raises(ConnectorMissingError, match=f"pip install pyspark=={pinned}"):
+        session.fetch()
+
+
+def test_the_extra_allows_the_versions_that_a_delta_is_known_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    first, *_, last = session._DELTA_JARS
+    major, minor = last.split(".")
+    assert project["optional-dependencies"]["spark"] == [f"pyspark>={first},<{major}.{int(minor) + 1}"]
 
 
 def test_without_cached_jars_the_error_names_three_solutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
