@@ -16,7 +16,7 @@ DEMO_ARGS ?=
 PROCESSES ?= 4
 SHARED_OUT := -n $(PROCESSES) --dist loadscope --max-worker-restart=2
 
-.PHONY: help demo test test-unit test-integration test-long chaos simulate soak check docs package public-api format bench compat compat-pythons compat-lowest lock broker-jars spark-jars vendor dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos simulate soak check docs package public-api format bench compat compat-pythons compat-lowest compat-spark lock broker-jars spark-jars vendor dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,10 @@ compat-pythons: $(VENV)/.dev ## the unit tests on other Pythons, into docs/compa
 
 compat-lowest: $(VENV)/.dev ## every command and the unit tests with the lowest versions of all packages, likewise
 	@$(BIN)/python -m tools.compat lowest
+
+SPARKS ?= 4.0.0 4.1.1 4.2.0
+compat-spark: $(VENV)/.dev ## the tests of the Spark jobs on other versions of PySpark, likewise: SPARKS="4.1.1"
+	@$(BIN)/python -m tools.compat spark $(SPARKS)
 
 broker-jars: $(VENV)/.run ## fetch the broker's jars (and a Java runtime where there is none >= 17)
 	@$(BIN)/rocketshim broker fetch

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tools.compat.__main__ import app
-from tools.compat.environments import AwayError, newest, newest_python, unit_tests
+from tools.compat.environments import AwayError, newest, newest_python, unit_tests, with_spark
 from tools.compat.page import PAGE, RESULTS, rendered
 from tools.compat.round import FEATURES, SHORT, outcomes
 
@@ -70,6 +70,22 @@ def test_the_short_round_is_a_part_of_the_whole_one() -> None:
     for feature, tests in SHORT.items():
         assert tests
         assert set(tests) <= set(FEATURES[feature])
+
+
+def test_a_pyspark_whose_jars_cannot_be_had_is_not_tried_for_the_reason_that_the_command_gives(tmp_path: Path) -> None:
+    interpreter = tmp_path / "bin" / "python"
+    interpreter.parent.mkdir()
+    interpreter.write_text("#!/bin/sh\necho 'error: no jars; pip install pyspark==4.2.0' >&2; exit 1\n")
+    interpreter.chmod(0o755)
+    (tmp_path / "whole").touch()
+    with pytest.raises(AwayError, match=r"pip install pyspark==4\.2\.0"):
+        with_spark("4.2.1", tmp_path)
+
+
+def test_a_row_of_pyspark_names_its_delta() -> None:
+    tried = {"spark": {"4.2.0": {"delta": "4.4.0", "unit": "300 passed", "date": "today"}}}
+    page = rendered("<!-- spark --><!-- end of spark -->", tried)
+    assert "| 4.2.0 | 4.4.0 | 300 passed | today |" in page
 
 
 @pytest.mark.parametrize(

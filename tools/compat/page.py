@@ -16,7 +16,7 @@ Results = dict[str, dict[str, dict[str, Any]]]
 
 
 def record(kind: str, name: str, result: Mapping[str, Any]) -> None:
-    """Remember what came of a run (kind: `brokers`, `pythons` or `packages`), and write the tables again."""
+    """Remember what came of a run (kind: `brokers`, `pythons`, `packages` or `spark`), and write the tables again."""
     results: Results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     results.setdefault(kind, {})[name] = dict(result)
     ordered = {kind: {name: results[kind][name] for name in sorted(results[kind])} for kind in sorted(results)}
@@ -26,7 +26,7 @@ def record(kind: str, name: str, result: Mapping[str, Any]) -> None:
 
 def rendered(page: str, results: Results) -> str:
     """Return the page with each table between its marks, `<!-- brokers -->` and `<!-- end of brokers -->`, replaced."""
-    for kind, table in (("brokers", _brokers), ("pythons", _pythons), ("packages", _packages)):
+    for kind, table in (("brokers", _brokers), ("pythons", _pythons), ("packages", _packages), ("spark", _spark)):
         begin, end = f"<!-- {kind} -->", f"<!-- end of {kind} -->"
         before, _, rest = page.partition(begin)
         _, _, behind = rest.partition(end)
@@ -64,6 +64,14 @@ def _packages(tried: Mapping[str, Mapping[str, Any]]) -> str:
             f"\n\n{name[:1].upper()}{name[1:]}: {', '.join(f'{each} {at}' for each, at in result['versions'].items())}."
         )
     return text
+
+
+def _spark(tried: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [("PySpark", "Delta", "tests of the Spark jobs", "tried")]
+    for version in sorted(tried, key=parse):
+        result = tried[version]
+        rows.append((version, str(result["delta"]), str(result["unit"]), str(result["date"])))
+    return _table(rows)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
