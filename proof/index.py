@@ -99,6 +99,7 @@ class Index:
         self.retry_topics = {self.names.retry(name): name for name in groups}
         self.dead_letter_topics = {self.names.dead_letter(name): name for name in groups}
         self.waiting = frozenset({self.names.schedule, self.names.timers})
+        self._check_prefix = f"{self.names.prefix}rmq.check."
         self._trusted = {*self.waiting, *self.retry_topics, *self.dead_letter_topics}
         self.records: dict[str, Stored] = {}
         self.queues: dict[str, list[Stored]] = defaultdict(list)
@@ -136,7 +137,7 @@ class Index:
             envelope = _of_parked(raw)
         else:
             try:
-                envelope = decode(raw, trusted=topic in self._trusted)
+                envelope = decode(raw, trusted=topic in self._trusted or self.is_check(topic))
             except MalformedRecordError as error:
                 envelope, malformed = Envelope(), error.reason
         user = tuple(
@@ -190,7 +191,8 @@ class Index:
             if record.envelope.hop_id is None and record.it.where not in found:
                 target = record.envelope.real_topic or record.topic
                 envelope = record.envelope
-                alike = by_content[target, record.it.digest, envelope.timer, envelope.timer_do]
+                name = None if envelope.timer_asks is not None else envelope.timer  # a half message's is its id
+                alike = by_content[target, record.it.digest, name, envelope.timer_do]
                 if (send_of := by_id.get(record.id)) is not None:
                     found[record.it.where] = send_of
                 elif alike:  # commands without a body may have the same content
@@ -220,15 +222,24 @@ class Index:
             return "forwarded"
         if child.topic == self.names.parked:
             return "parked"
+        if self.is_check(child.topic):
+            return "asks"
         return "delivered" if child.topic != self.names.schedule or child.envelope.timer is None else "waits"
+
+    def is_check(self, topic: str) -> bool:
+        """Whether a topic has questions to producers."""
+        return topic.startswith(self._check_prefix)
 
     def relays(self, record: Stored) -> list[list[Stored]]:
         """What the worker made of a record, apart by what may be there once: a NOW delivers a message that waits."""
         children = record.committed_children()
         if record.topic == self.names.schedule:
             return [children]
-        waits = [child for child in children if self.effect_of(child) == "waits"]
-        return [waits, [child for child in children if child not in waits]]
+        apart: dict[str, list[Stored]] = defaultdict(list)
+        for child in children:
+            effect = self.effect_of(child)
+            apart[effect if effect in {"waits", "asks"} else ""].append(child)
+        return [*apart.values()]
 
     def is_allowed(self, topic: str) -> bool:
         """Whether the allow-list has a topic."""

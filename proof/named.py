@@ -1,5 +1,7 @@
 """Named timers: what each command of the timer log does, told slowly and by the log alone.
 
+A half message is asked about when it fires, and waits again; after the last question it is parked.
+
 Only commands that readers of committed records see count, those of a partition in the order of their offsets. A command
 that is not in the partition of its name is forwarded, and counts where it arrives.
 """
@@ -16,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Effect", "Told", "tell"]
 
-Effect = Literal["waits", "delivered", "forwarded", "parked", "nothing"]
+Effect = Literal["waits", "asks", "delivered", "forwarded", "parked", "nothing"]
 """What becomes of a command: its message waits under its name (also that of a FIRE that comes too early) or is
-delivered, or the command is forwarded or parked, or nothing happens."""
+delivered, or the producers of a half message are asked and it waits again, or the command is forwarded or parked, or
+nothing happens."""
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 _EARLY_MS: Final = 60_000
+_MOST_CHECKS: Final = 15
 
 
 @dataclass(slots=True)
@@ -87,6 +91,11 @@ def _told(
     if before is None or is_other or command == "SET-IF-ABSENT":
         return Told(record, "nothing", record)
     del live[name]
+    if command == "FIRE" and envelope.timer_asks is not None:
+        if (envelope.timer_asked or 0) >= _MOST_CHECKS:
+            return Told(record, "parked", record)
+        live[name] = _Pending(Told(record, "asks", record), None)
+        return live[name].told
     if command == "CANCEL":
         return Told(record, "nothing", record)
     return Told(record, "delivered", before.told.message if command == "NOW" else record)

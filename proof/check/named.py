@@ -35,7 +35,7 @@ def _done(index: Index, told: Told) -> Iterator[Violation]:
     if told.is_pending and index.setup.drained:
         what = f"{record.it.where} is still pending under its name"
         yield Violation.of("stuck", what, [record.source])
-    if told.effect == "nothing" or any(index.effect_of(child) in _counts_as(told.effect) for child in children):
+    if told.effect == "nothing" or any(index.effect_of(child) in _has_to_be(told.effect) for child in children):
         return
     if index.has_fleeting_target(told.message):
         return  # it may have been there
@@ -50,4 +50,9 @@ def _done(index: Index, told: Told) -> Iterator[Violation]:
 
 def _counts_as(effect: Effect) -> set[Effect]:
     """Return what may be done for an effect: a message that its target refuses is parked."""
-    return {effect, "parked"} if effect == "delivered" else {effect}
+    return {effect, "parked"} if effect == "delivered" else {effect, "waits"} if effect == "asks" else {effect}
+
+
+def _has_to_be(effect: Effect) -> set[Effect]:
+    """Return of what one has to be done: a question may be left out, since the next one follows."""
+    return {"waits"} if effect == "asks" else _counts_as(effect)

@@ -23,6 +23,8 @@ def find(index: Index) -> Iterator[Violation]:
         parent = index.records.get(record.envelope.hop_id or "")
         if parent is None or parent.topic not in waiting or record.topic in waiting:
             continue
+        if index.is_check(record.topic) and record.topic == index.names.check(parent.envelope.timer_asks or "-"):
+            continue
         if not _may_deliver(index, record, parent):
             what = f"the worker wrote {record.it.where}, which its allow-list does not cover"
             yield Violation.of("forbidden-topic", what, [record.source, parent.source])
@@ -34,7 +36,7 @@ def find(index: Index) -> Iterator[Violation]:
 def may_be_written(index: Index, topic: str) -> bool:
     """Whether any process of the run may write to a topic."""
     names = index.names
-    if topic in {*index.waiting, names.timer_state, names.parked, names.redrive_log}:
+    if topic in {*index.waiting, names.timer_state, names.parked, names.redrive_log} or index.is_check(topic):
         return True
     if topic in index.retry_topics or topic in index.dead_letter_topics or topic in index.group_logs:
         return True

@@ -449,6 +449,9 @@ BUGS: Final = (
     Bug("a state is stored before its effect", AtLeastOnce, "_send", timer_bugs.state_is_written_first, TIMERS),
     Bug("pending names are not loaded", TimerLoader, "_read_state", timer_bugs.nothing_is_loaded, TIMERS),
     Bug("a command is decided again", TimerRouter, "route", timer_bugs.changes_are_forgotten, TIMERS),
+    Bug("a half message is delivered when it is due", TimerTable, "apply", timer_bugs.halves_are_delivered, TIMERS),
+    Bug("a question ends a transaction", TimerTable, "apply", timer_bugs.questions_end_transactions, TIMERS),
+    Bug("a COMMIT delivers another half message", TimerRouter, "_is_read", timer_bugs.any_half_is_committed, TIMERS),
     Bug("a fired message keeps its name", deliver, "drop_timer", _returns(None), TIMERS),
     Bug(
         "a redrive marks letters in the next transaction", Redriver, "_produce_all", _marks_after_the_letters, REDRIVES

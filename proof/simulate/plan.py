@@ -33,6 +33,7 @@ Kind = Literal[
     "clock",  # the brokers' clock is set
     "settle",  # faults end, and all processes work until nothing is pending
     "name",  # a message with a name is sent, or a command for one
+    "half",  # a transaction begins: its half message is sent
     "sender",  # the sender dies at one of its next calls, or ends, or its records are called duplicates
     "half-answer",  # a broker refuses a part of an answer about where logs begin and end
     "log",  # the log of the orderly consumers' group is created again, truncated, or gets a record of a later version
@@ -72,7 +73,7 @@ class Plan:
         dropin: whether the consumers are programs with the drop-in consumer.
         rolling: whether one of the consumers has no listener for the topic until the end, as in a rolling deployment.
         killers: whether some messages kill the process of the push consumer that gets them.
-        timers: whether messages have names, by which they are cancelled, replaced or delivered now.
+        timers: whether messages have names, by which they are cancelled, replaced or delivered now, and transactions.
         alone: whether there is only one worker.
         kip_848: whether the brokers assign the partitions to the push consumers.
         steps: what happens, in order.
@@ -137,6 +138,7 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
     # a partition that moves away is rarely seen to repeat a message: the seeds that show it keep their steps
     timers = seed % 5 == 4 or (seed % 5 == 1 and not churns)
     _insert(steps, "name", dice, dice.choice([10, 30]) if timers else 0)
+    _insert(steps, "half", dice, dice.choice([0, 5, 15]) if timers else 0)
     return Plan(
         seed, exactly_once=seed % 2 == 1, orderly=seed % 8 == 0, logs=logs, half_answers=half_answers, churns=churns,
         redrives=redrives, senders=senders, dropin=dropin, rolling=seed % 16 == 4, killers=seed % 16 in {0, 12},

@@ -109,7 +109,7 @@ class Simulation:
         if self._broker_back_ms is not None and world.now_ms >= self._broker_back_ms:
             self._start_broker()
         match step.kind:
-            case "send" | "name":
+            case "send" | "name" | "half":
                 self._send(step)
             case "turn":
                 world.longest_wait_ms = (1, 5, 20, 100)[amount % 4]
@@ -140,7 +140,11 @@ class Simulation:
             if isinstance(shell, Sender):
                 shell.send_named(step.amount % 8, step.amount // 8)
 
-        self.sender.turn(send_named if step.kind == "name" else send)
+        def begin_transaction(shell: Shell) -> None:
+            if isinstance(shell, Sender):
+                shell.begin_transaction(step.amount % 8, step.amount // 8)
+
+        self.sender.turn({"name": send_named, "half": begin_transaction}.get(step.kind, send))
 
     def _rarely(self, step: Step) -> None:
         if step.kind == "settle":
@@ -358,7 +362,7 @@ def simulate(plan: Plan) -> Outcome:
         finally:
             _quietly(simulation.close, problems)
     history = world.finish()
-    problems += simulation.redrives.problems()
+    problems += simulation.redrives.problems() + world.transaction_problems()
     problems += [f"{each.kind}: {each.what}" for each in judge(history)]
     return Outcome(
         plan,

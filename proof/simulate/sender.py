@@ -5,13 +5,14 @@ The next program starts again and does not send them again: each message is sent
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
 from proof.lines import Process, TimerCommand
 from proof.simulate.clients import CrashedError, ProcessClients
-from proof.simulate.world import LEVELS, NAMES, World
-from rocketshim import Message, Producer
+from proof.simulate.world import LEVELS, NAMES, PRODUCERS, World
+from rocketshim import Message, MessageView, Producer
 from rocketshim.errors import RocketshimError, SendTimeoutError
 from rocketshim_topics.wire import coordinates
 
@@ -37,6 +38,9 @@ class Sender:
         self._world = world
         self._numbers = numbers
         self._pending: dict[Future[Any], End] = {}
+        self._halves: set[Future[Any]] = set()  # those of them that send half messages
+        self._next: list[Callable[[], object]] = []  # what a transaction does, one step in a turn
+        self._answered: set[str] = set()  # checks, by coordinates
         world.process(Process(name=name, role="sender"))
         clients = self.clients.factories(in_turns=True)
         self._producer = Producer("memory", delay_levels=LEVELS, clients=clients, clock=world.clock)
@@ -61,17 +65,18 @@ class Sender:
         message = Message(topic, body, key=f"k{amount % 5}", properties=[("trace", b"%d" % number)], **options)
         self._await(lambda: self._producer.send_async(message), self._world.send_began(self.name, message))
 
-    def _await(self, send: Callable[[], Future[Any]], end: End) -> None:
+    def _await(self, send: Callable[[], Future[Any]], end: End) -> Future[Any] | None:
         try:
             future = send()
         except (RocketshimError, BufferError):
             end("fail", None)
-            return
+            return None
         except CrashedError:
             end("info", None)
             raise
         self._pending[future] = end
         future.add_done_callback(self._sent)
+        return future
 
     def send_named(self, kind: int, amount: int) -> None:
         """Send the next message under a name, or a command for a name; there are few names, so they meet."""
@@ -103,15 +108,54 @@ class Sender:
         )  # fmt: skip
         end("ok", SimpleNamespace(queue_offset=record.offset(), offset_msg_id=coordinates(record), msg_id=None))
 
+    def begin_transaction(self, kind: int, amount: int) -> None:
+        """Send a half message. Then the database commits or not, and a COMMIT or ROLLBACK is sent, twice, or not."""
+        number = next(self._numbers)
+        message = Message("orders", b"%d body" % number, key=f"k{amount % 5}", properties=[("trace", b"%d" % number)])
+        half = replace(message, delay=f"{1_000 + amount % 2_000}ms")
+        ended = self._world.send_began(self.name, half, is_half=True)
+        until_s = self._world.clock.monotonic_ns() / 1e9 + _COMMAND_S
+
+        def stored(outcome: Any, result: Any) -> None:
+            ended(outcome, result)
+            if outcome == "ok":
+                pays = kind != 4
+                self._next.append(lambda: self._world.paid.setdefault(result.msg_id, pays))
+                for _ in range((1, 1, 1, 2, 1, 0, 0, 0)[kind]):
+                    self._next.append(lambda: self._end_transaction(result.msg_id, is_paid=pays))
+
+        sent = self._await(lambda: self._producer.sender.send(half, None, None, until_s, PRODUCERS), stored)
+        if sent is not None:
+            self._halves.add(sent)
+
+    def _end_transaction(self, msg_id: str, *, is_paid: bool) -> None:
+        command: TimerCommand = "NOW" if is_paid else "CANCEL"
+        end = self._world.command_began(self.name, command, "orders", msg_id)
+        until_s = self._world.clock.monotonic_ns() / 1e9 + _COMMAND_S
+        self._await(lambda: self._producer.sender.command(command, "orders", msg_id, until_s), end)
+
+    def _answer_checks(self) -> None:
+        """Answer the checks that have come, but for those of transactions that may still run here."""
+        for record in self._world.kafka.records(NAMES.check(PRODUCERS)):
+            if (where := coordinates(record)) not in self._answered:
+                self._answered.add(where)
+                msg_id = MessageView(record, trusted=True).msg_id
+                if msg_id in self._world.paid or not (self._halves & self._pending.keys() or self._next):
+                    self._end_transaction(msg_id, is_paid=self._world.paid.setdefault(msg_id, False))
+
     def turn(self) -> None:
-        """Let the producer's thread process the reports that have arrived."""
+        """Let the producer's thread process the reports that have arrived; a transaction takes its next step."""
         if self._pending:
             self.clients.call("poll", self.clients.let_threads_poll)
+        if self._next:
+            self._next.pop(0)()
+        if self._world.has_timers:
+            self._answer_checks()
 
     @property
     def is_idle(self) -> bool:
-        """Whether each send has its result."""
-        return not self._pending
+        """Whether each send has its result, and each transaction has done what it does."""
+        return not self._pending and not self._next
 
     def close(self) -> None:
         """Close the producer, which waits for reports and ends its thread."""
@@ -125,6 +169,7 @@ class Sender:
 
     def _forget(self) -> None:
         pending, self._pending = self._pending, {}
+        self._next.clear()
         for end in pending.values():
             end("info", None)
 

@@ -8,10 +8,13 @@ from rocketshim_topics.wire import decode, read_headers
 
 __all__ = [
     "any_generation_fires",
+    "any_half_is_committed",
     "applied_first",
     "cancels_are_ignored",
     "changes_are_forgotten",
+    "halves_are_delivered",
     "nothing_is_loaded",
+    "questions_end_transactions",
     "state_is_written_first",
 ]
 
@@ -70,6 +73,40 @@ def changes_are_forgotten(original: Any) -> Any:
 def nothing_is_loaded(_: Any) -> Any:
     """Begin without the names that are pending."""
     return lambda self, *values, **named: (TimerTable(), 0)  # noqa: ARG005
+
+
+def halves_are_delivered(original: Any) -> Any:
+    """Deliver a half message when it is due, as any named message."""
+
+    def apply(self: Any, offset: int, command: Command, name: bytes, **named: Any) -> Any:
+        return original(self, offset, command, name, **named | {"checks_left": None})
+
+    return apply
+
+
+def questions_end_transactions(original: Any) -> Any:
+    """Forget a half message when its producers are asked."""
+
+    def apply(self: Any, offset: int, command: Command, name: bytes, **named: Any) -> Any:
+        change = original(self, offset, command, name, **named)
+        if change.effect is not Effect.ASK:
+            return change
+        self._put(name, None, None)
+        return Change(Effect.ASK, change.before, None)
+
+    return apply
+
+
+def any_half_is_committed(original: Any) -> Any:
+    """Deliver the oldest half message that is kept, of whatever transaction."""
+
+    def is_read(self: Any, owned: Any, run: Any, offset: int, *of: Any) -> Any:
+        found = original(self, owned, run, offset, *of)
+        if found and owned.halves:
+            owned.messages[offset] = owned.messages[offset][0], next(iter(owned.halves.values()))
+        return found
+
+    return is_read
 
 
 def state_is_written_first(original: Any) -> Any:

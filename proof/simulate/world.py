@@ -30,12 +30,13 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message, MessageView
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import REPLAY_ID, coordinates, headers_shown, read_headers
+from rocketshim_topics.wire import REPLAY_ID, TIMER_ASKS, UNIQ_KEY, coordinates, headers_shown, read_headers
 
-__all__ = ["FORMER_TOPIC", "GROUP", "LEVELS", "NAMES", "World"]
+__all__ = ["FORMER_TOPIC", "GROUP", "LEVELS", "NAMES", "PRODUCERS", "World"]
 
 NAMES: Final = TopicNames("")
 LEVELS: Final = DelayLevels.parse("1s 2s 3s 4s")
+PRODUCERS: Final = "shop"
 GROUP: Final = Group(name="pay", mode="concurrent", topics=("orders",), limit=2)
 ALLOWED: Final = ("orders",)
 FORMER_TOPIC: Final = "carts"
@@ -59,6 +60,7 @@ class World:
         commit_interval_ms: of consumers.
         dead_every: one of this number of messages fails always.
         has_killers: some messages kill the process that handles them.
+        has_timers: there are named timers and transactions.
     """
 
     def __init__(
@@ -84,11 +86,12 @@ class World:
         self._lost = 0
         self.created = Counter[str]()
         self._is_orderly = is_orderly
-        self._has_timers = has_timers
+        self.has_timers = has_timers
         self.create_topics()
         self.kafka.create_topics([Layout(NAMES, LEVELS).redrive_log()])
+        self.paid: dict[str, bool] = {}  # by the id of a transaction: how it has ended in the database
         if has_timers:
-            self.kafka.create_topics(Layout(NAMES, LEVELS).timers())
+            self.kafka.create_topics([*Layout(NAMES, LEVELS).timers(), Layout(NAMES, LEVELS).check(PRODUCERS)])
         self.kafka.create_topic("orders", partitions, config={"message.timestamp.type": "LogAppendTime"})
         self.kafka.create_topic("secret", 1)
         self.kafka.create_topic(FORMER_TOPIC, 1)
@@ -165,7 +168,7 @@ class World:
 
         return end
 
-    def send_began(self, process: str, message: Message) -> Callable[[Outcome, Any], None]:
+    def send_began(self, process: str, message: Message, *, is_half: bool = False) -> Callable[[Outcome, Any], None]:
         """Record that a message is sent; call the result with the outcome and the result of the send."""
         body, level = (message.body or b"").decode(), message.delay_level
         facts: dict[str, Any] = {
@@ -173,6 +176,8 @@ class World:
             "headers": headers_to_json(message.headers), "deliver_at_ms": message.deliver_at_ms,
             "delay_ms": message.delay_ms if level is None else LEVELS.delay_ms(level),
         }  # fmt: skip
+        if is_half:
+            facts |= {"command": "SET", "delay_ms": None}
         if message.timer is None:
             return self._send_began(process, body, facts)
         command: TimerCommand = "SET-IF-ABSENT" if message.if_absent else "SET"
@@ -270,9 +275,20 @@ class World:
             )  # fmt: skip
             self.history.records.append(Seen(self.source(), line))
 
+    def transaction_problems(self) -> list[str]:
+        """Return what was delivered of transactions that have not committed, and what was not of those that have."""
+        if not self.has_timers:
+            return []
+        told = [dict(read_headers(record) or ()) for record in self.kafka.records(NAMES.timers)]
+        ids = {each[UNIQ_KEY].decode() for each in told if TIMER_ASKS in each}
+        found = [dict(read_headers(record) or ()) for record in self.kafka.records("orders")]
+        delivered = {each[UNIQ_KEY].decode() for each in found if UNIQ_KEY in each}
+        problems = [f"phantom: {each} has not committed" for each in ids & delivered if not self.paid.get(each)]
+        return problems + [f"lost: {each} has committed" for each in ids - delivered if self.paid.get(each)]
+
     def is_drained(self) -> bool:
         """Return whether the worker and the group have committed past every message."""
-        waiting = [NAMES.schedule, *([NAMES.timers] if self._has_timers else [])]
+        waiting = [NAMES.schedule, *([NAMES.timers] if self.has_timers else [])]
         topics = {NAMES.worker_group: waiting, GROUP.name: ["orders", NAMES.retry(GROUP.name)]}
         for group, names in topics.items():
             committed = self.kafka.committed(group)
