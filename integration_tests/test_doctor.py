@@ -109,6 +109,11 @@ def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[lis
     write(there, names.retry("renamed"), partition=0, timestamp=time.time_ns() // 1_000_000 - 2 * 3_600_000)
     rolling = [TopicPartition(orders, 2 + at, 0, metadata=f"rs1;{at};4;{orders}=*{', new=*' * at}") for at in (0, 1)]
     commit(there, "renamed", TopicPartition(names.retry("renamed"), 0, 0), *rolling)
+    half = {"REAL_TOPIC": orders.encode(), "TIMER": b"tx-1", "TIMER_SET_AT": b"1", "TIMER_ASKED": b"3"}
+    for group in ("shop", "silent"):
+        state = half | {"TIMER_ASKS": group.encode()}
+        write(there, names.timer_state, partition=0, key=group.encode() * 3, headers=[*state.items()])
+    create(admin, names.check("silent"), 4)
     ran_with = levels_metadata(DelayLevels.parse("1s 6s"))
     commit(there, names.worker_group, TopicPartition(names.schedule, 0, 0, metadata=ran_with))
     mine = [
@@ -193,6 +198,7 @@ ONE_BROKER = {
     "level-removed": ("SCHEDULE_TOPIC_XXXX", "warning"),
     "level-changed": ("SCHEDULE_TOPIC_XXXX/2", "error"),
     "level-table": ("rmq.sched", "warning"),
+    "transactions-unanswered": ("silent", "warning"),
     "parked": ("rmq.parked", "warning"),
     "parked-not-allowed": ("rmq.parked", "warning"),
     "open-transaction": ("orders/3", "error"),
@@ -206,6 +212,7 @@ ONE_BROKER = {
 
 ELSEWHERE = {
     "worker-late": "test_a_worker_that_is_there_and_does_not_work_is_late",
+    "timers-late": "test_checks.py::test_one_fault_is_one_finding",
     "clock-skew": "test_a_clock_that_is_off_is_measured",
     "session-timeout": "test_a_session_that_the_brokers_refuse_is_found_and_the_one_named_is_accepted",
     "marks-lost": "test_records_whose_marks_are_gone_are_found_until_the_ways_out_are_taken",

@@ -44,6 +44,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     queues.worker,
     queues.backlog,
     queues.level_table,
+    queues.transactions,
     queues.parked,
     queues.lost_marks,
     queues.clocks,

@@ -46,6 +46,8 @@ class Facts:
 
     * `standings`: group to its state and positions, without a member also the times of its unread retries; the worker's
       group is included.
+    * `transactions`: producer group to the number of its half messages that wait for their outcome, and of those whose
+      producers were asked at least three times.
     * `parked_not_allowed`: how many of them have a target that is not on the allow-list of the workers that had them.
     * `marks_lost`: topic of dead or parked records to the number of them, 1,000 at most, that may have had a mark among
       the first records of the redrive log, which are gone.
@@ -69,6 +71,7 @@ class Facts:
     standings: Mapping[str, GroupStanding] = field(default_factory=dict)
     queues: tuple[DelayQueue, ...] = ()  # the queues with waiting records, with the next few that leave
     timers: tuple[DelayQueue, ...] = ()  # the partitions of the timer log with commands that no worker has read
+    transactions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     parked: int | None = None  # number of records parked within a day and not sent again since, 1,000 at most
     parked_not_allowed: int = 0
     marks_lost: Mapping[str, int] = field(default_factory=dict)

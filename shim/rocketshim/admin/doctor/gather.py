@@ -10,6 +10,7 @@ The functions block for seconds. Use them from one thread.
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -32,6 +33,7 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError, RocketshimErr
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import LATEST, answer_of, listed_offsets
+from rocketshim.kafka.timer_log import pending_timers
 from rocketshim.kafka.topic_reader import LITTLE_AHEAD, TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.groups import GroupReader, operations_of
@@ -54,6 +56,8 @@ _KEY_SPAN: Final = 200
 _KEY_PARTITIONS: Final = 16
 _KEYS_PER_PARTITION: Final = 50
 _DAY_MS: Final = 86_400_000
+_HALF_MESSAGE_MS: Final = 900_000
+_MANY_CHECKS: Final = 3
 _MAX_PARKED: Final = 1_000
 _PROBE: Final = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
 
@@ -91,7 +95,9 @@ def gather(
         visible = cluster.reader.topics()
         user_topics = tuple(names.physical(topic) for topic in topics)
         found = tuple(dict.fromkeys([*map(check_group, groups), *_groups_with_retries(names, visible)]))
-        described = cluster.topics([name for name in _topics_to_read(names, found, user_topics) if name in visible])
+        transactions = cluster.transactions() if names.timer_state in visible else {}
+        wanted = [*_topics_to_read(names, found, user_topics), *map(names.check, transactions)]
+        described = cluster.topics([name for name in wanted if name in visible])
         standings = cluster.standings([names.worker_group, *found])
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name in {names.schedule, names.timers}}
@@ -110,6 +116,7 @@ def gather(
             standings=standings,
             queues=cluster.queues(levels, described.get(names.schedule)),
             timers=cluster.timers(levels, described.get(names.timers)),
+            transactions=transactions,
             parked=parked,
             parked_not_allowed=not_allowed,
             marks_lost=cluster.marks_lost([names.parked, *map(names.dead_letter, found)], described),
@@ -286,6 +293,23 @@ class _ClusterReader:
         reader = DelayedReader(self.reader, self._names, levels)
         found = self._request("commands of named timers", partial(reader.timer_log, led), nothing)
         return tuple(each for each in found if each.head)
+
+    def transactions(self) -> dict[str, tuple[int, int]]:
+        """Return how many half messages of each producer group wait, and how many were asked about often.
+
+        Each check of one is stored, and one is asked about for 8 minutes at most: the newest records have all.
+        """
+        since_ms, counts = self.now_ms() - _HALF_MESSAGE_MS, defaultdict[str, list[int]](lambda: [0, 0])
+
+        def request() -> None:
+            records = self.reader.read_spans(self.reader.spans([self._names.timer_state], since_ms=since_ms))
+            for each in pending_timers(records, lambda each: bool(each.asks)):
+                with suppress(ConfigError):  # a forged record, whose group can have no topic
+                    counts[check_group(each.asks)][0] += 1
+                    counts[each.asks][1] += each.asked >= _MANY_CHECKS
+
+        self._request(f"records of {self._names.timer_state}", request, None)
+        return {group: (waiting, often) for group, (waiting, often) in counts.items()}
 
     def parked(self, described: Mapping[str, TopicFacts]) -> tuple[int | None, int]:
         """Return how many records were parked within a day, at most 1,000, and how many of them for their target.

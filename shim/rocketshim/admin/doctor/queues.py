@@ -20,6 +20,7 @@ __all__ = [
     "parked",
     "partitioner",
     "subscriptions",
+    "transactions",
     "unread_retries",
     "worker",
 ]
@@ -279,6 +280,32 @@ def _senders_table(facts: Facts, queue: DelayQueue, level: int) -> Iterator[Find
         )
 
 
+def transactions(facts: Facts) -> Iterator[Finding]:
+    """Check that the producers of half messages answer, and that the topic exists through which they are asked."""
+    for group, (waiting, often) in sorted(facts.transactions.items()):
+        checks = facts.names.check(group)
+        if checks not in facts.topics:
+            yield Finding(
+                "topic-missing",
+                Severity.ERROR,
+                checks,
+                f"{waiting} messages of the producers {group} wait for the outcome of their transaction, and the topic "
+                "for checks does not exist, or the principal may not see it",
+                "nobody is asked; after 15 checks the messages are parked",
+                facts.init(f"--producer-group={group}"),
+            )
+        elif often:
+            yield Finding(
+                "transactions-unanswered",
+                Severity.WARNING,
+                group,
+                f"the producers were asked three times or more about {often} messages, and have not told the outcome",
+                "the messages are not delivered; after 15 checks they are parked",
+                "start a producer of the group, or look at the log of one (producer.transaction-unknown): "
+                + facts.command("tx", "ls", "--producer-group", group),
+            )
+
+
 def parked(facts: Facts) -> Iterator[Finding]:
     """Check that no record was parked within the last day."""
     others = (facts.parked or 0) - facts.parked_not_allowed
@@ -287,8 +314,8 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "parked",
             Severity.WARNING,
             facts.names.parked,
-            f"{others} records were parked within the last day and not sent again: malformed, forbidden, or refused by "
-            "their target",
+            f"{others} records were parked within the last day and not sent again: malformed, forbidden, refused by "
+            "their target, or of a transaction that no producer has answered for",
             "they were not delivered, and retention deletes them",
             facts.command("parked", "ls"),
         )

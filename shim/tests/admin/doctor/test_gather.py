@@ -12,7 +12,8 @@ from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics import DelayLevels, Envelope, TopicNames
+from rocketshim_topics.hops import timer_state
 from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record, record_digest
 
 NAMES = TopicNames()
@@ -75,6 +76,28 @@ def test_parked_records_that_were_sent_again_do_not_count(cluster: _ClusterReade
     kafka.append(NAMES.redrive_log, b'{"v": 99}')
     assert cluster.parked(described) == (3, 3), "without an answer of the log each one counts"
     assert "the redrive log has a record of version 99" in cluster.unread[0]
+
+
+def test_half_messages_that_wait_are_counted_by_their_producers(cluster: _ClusterReader) -> None:
+    kafka, now_ms = InMemoryKafka(VirtualClock()), time.time_ns() // 1_000_000
+    kafka.create_topic(NAMES.timer_state, 8)
+
+    def store(name: str, asks: str | None, asked: int, *, age_ms: int = 0, generation: int | None = 1) -> None:
+        envelope = Envelope(real_topic="orders", timer=name, timer_asks=asks, timer_asked=asked)
+        state = timer_state(NAMES, 0, envelope, applied=1, append_ms=1, era=0, generation=generation)
+        kafka.append(
+            state.topic, state.value, key=state.key, partition=0, headers=state.headers, timestamp_ms=now_ms - age_ms
+        )
+
+    store("long ago", "shop", 3, age_ms=1_200_000)
+    for name, asks, asked in (("a", "shop", 0), ("b", "shop", 3), ("c", "billing", 9), ("o-7", None, 0), ("x", " ", 3)):
+        store(name, asks, asked)
+    store("ended", "shop", 4)
+    store("ended", "shop", 4, generation=None)
+    cluster.reader.close()
+    cluster.reader = TopicReader("memory:1", clients=kafka.clients())
+    assert cluster.transactions() == {"shop": (2, 1), "billing": (1, 1)}
+    assert cluster.unread == []
 
 
 @pytest.mark.parametrize(
