@@ -92,6 +92,7 @@ def cluster() -> Iterator[LocalCluster]:
         for words in (
             ["--topic", "orders", "--partitions", "8", "--group", "payments", "--group", "billing", "--with-log"],
             ["--topic", "order-timeouts", "--topic", "orders-dlt", "--group", "order-timeout"],
+            ["--topic", "reports", "--topic", "reindex", "--topic", "dlq.payments"],
         ):
             assert main(["init", *there, *words]) == 0
         fill(cluster)
@@ -139,6 +140,9 @@ def test_every_command_of_a_page_runs_from_an_empty_folder(
     monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", cluster.bootstrap)
     for name in ("ROCKETSHIM_NAMESPACE", "ROCKETSHIM_PROFILE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+    declared = re.search(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    if declared is not None:
+        (tmp_path / "cron.toml").write_text(declared[1], encoding="utf-8")
     failed = []
     for command in dict.fromkeys(commands(page.read_text(encoding="utf-8"))):
         if why_not_here(command) is not None or "…" in command:
@@ -161,7 +165,7 @@ PROGRAMS: dict[str, tuple[int, str]] = {
     "filters.md": (1, "shim/tests/test_documentation.py"),
     "from-rocketmq-python.md": (5, "here"),
     "idempotent.md": (3, "shim/tests/docs/test_programs.py"),
-    "order-timeout.md": (1, "shim/tests/docs/test_programs.py"),
+    "order-timeout.md": (3, "shim/tests/docs/test_programs.py"),
     "orderly.md": (2, "shim/tests/test_documentation.py"),
     "pull.md": (3, "shim/tests/test_documentation.py"),
     "recipes.md": (6, "shim/tests/docs/test_programs.py"),

@@ -1,7 +1,9 @@
 """What became of a name, as a program asks for it: on the in-memory Kafka, with a worker and a virtual clock."""
 
 import asyncio
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +140,23 @@ def test_the_log_decides_also_while_no_worker_runs() -> None:
             return await producer.outcome("orders", timer="o-7", of=cancelled, timeout_s=WAIT_S)
 
     assert asyncio.run(asked()).fate is TimerFate.CANCELLED
+
+
+def test_a_cancel_that_a_transaction_of_the_worker_hides_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topics(Layout(TopicNames(), DelayLevels.default()).timers())
+    worker = kafka.producer({"bootstrap.servers": "memory:1", "transactional.id": "w"})
+    worker.init_transactions(10)
+    with Producer("memory:1", clients=kafka.clients()) as producer:
+        producer.send("orders", b"x", delay="1h", timer="o-7", timeout_s=WAIT_S)
+        worker.begin_transaction()
+        worker.produce(TIMERS, b"x", partition=PARTITION)
+        worker.flush(10)
+        cancelled = producer.cancel("orders", timer="o-7", timeout_s=WAIT_S)
+        assert producer.outcome("orders", timer="o-7", timeout_s=WAIT_S).fate is TimerFate.PENDING, "it is hidden"
+        ends = SimpleNamespace(sleep=lambda _: worker.commit_transaction(10), monotonic=time.monotonic)
+        monkeypatch.setattr(timer_log, "time", ends)
+        assert producer.outcome("orders", timer="o-7", of=cancelled, timeout_s=WAIT_S).fate is TimerFate.CANCELLED
 
 
 def test_what_retention_has_deleted_is_unknown_and_says_since_when_but_not_what_is_pending(harness: Harness) -> None:
