@@ -66,6 +66,15 @@ def test_the_report_of_an_earlier_run_is_not_the_result_of_one_that_did_not_star
         unit_tests(Path("/bin/false"), tmp_path)
 
 
+def test_a_run_that_was_interrupted_has_no_result(tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"
+    report = tmp_path / "unit.xml"
+    interpreter.write_text(f"#!/bin/sh\necho '<testsuites><testsuite tests=\"3\"/></testsuites>' > {report}; exit 2\n")
+    interpreter.chmod(0o755)
+    with pytest.raises(FileNotFoundError, match=r"unit\.xml"):
+        unit_tests(interpreter, tmp_path)
+
+
 def test_the_short_round_is_a_part_of_the_whole_one() -> None:
     for feature, tests in SHORT.items():
         assert tests
