@@ -212,7 +212,7 @@ ONE_BROKER = {
 
 ELSEWHERE = {
     "worker-late": "test_a_worker_that_is_there_and_does_not_work_is_late",
-    "timers-late": "test_checks.py::test_one_fault_is_one_finding",
+    "timers-late": "test_a_worker_that_does_not_read_the_commands_of_timers_is_late",
     "clock-skew": "test_a_clock_that_is_off_is_measured",
     "session-timeout": "test_a_session_that_the_brokers_refuse_is_found_and_the_one_named_is_accepted",
     "marks-lost": "test_records_whose_marks_are_gone_are_found_until_the_ways_out_are_taken",
@@ -380,6 +380,31 @@ def test_a_worker_that_is_there_and_does_not_work_is_late(broker: Broker, admin:
     [late] = [each for each in found if each["check"] == "worker-late"]
     assert int(late["what"].split()[-3]) >= 299
     assert "worker-missing" not in {each["check"] for each in found}
+
+
+def test_a_worker_that_does_not_read_the_commands_of_timers_is_late(
+    broker: Broker, admin: AdminClient, space: str
+) -> None:
+    namespace = f"{space}names"
+    names = TopicNames(namespace)
+    create(admin, names.schedule, 32, message_timestamp_type="LogAppendTime")
+    create(admin, names.timers, 4, message_timestamp_type="CreateTime", retention_ms=f"{3_600_000}")
+    create(admin, names.timer_state, 8)
+    ages_ago_ms = time.time_ns() // 1_000_000 - 300_000
+    write(broker.bootstrap, names.timers, partition=2, timestamp=ages_ago_ms, headers={"REAL_TOPIC": b"orders"})
+    _, found = doctor(broker.bootstrap, "--namespace", namespace)
+    [missing] = [each for each in found if each["check"] == "worker-missing"]
+    assert "messages are waiting (1 offsets)" in missing["what"]
+    wrong = {each["check"] for each in found if each["subject"] in {names.timers, names.timer_state}}
+    assert {"partition-count", "timestamp-type", "retention", "compaction"} <= wrong
+    with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": names.worker_group})) as stuck:
+        stuck.subscribe([names.timers])
+        until = time.monotonic() + DEADLINE_S
+        while not stuck.assignment() and time.monotonic() < until:
+            stuck.poll(0.1)
+        _, found = doctor(broker.bootstrap, "--namespace", namespace)
+    [late] = [each for each in found if each["check"] == "timers-late"]
+    assert int(late["what"].split()[-2]) >= 299
 
 
 def test_a_clock_that_is_off_is_measured(broker: Broker, sound: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
