@@ -34,6 +34,7 @@ park_reason         parked: why the worker could not deliver the message
 timer               name of a named timer
 timer_do            timer: the command
 timer_generation    offset of the command that set the message (`TIMER_SET_AT`)
+asks                producer group that is asked about a half message (`TIMER_ASKS`)
 recurs              `once` or `skip`, if the message recurs: what is done with an occurrence that was missed
 coordinates         `topic/partition/offset` of the record
 dup_headers         number of repeated headers of the table
@@ -205,6 +206,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.when(trusted, _text("TIMER")).alias("timer"),
         F.when(kind == "timer", _text("TIMER_DO")).alias("timer_do"),
         F.when(trusted, _number("TIMER_SET_AT")).alias("timer_generation"),
+        F.when(trusted, _text("TIMER_ASKS")).alias("asks"),
         F.when(trusted & _value("TIMER_REPEAT").isNotNull(), F.coalesce(_text("TIMER_LATE"), F.lit("once"))).alias(
             "recurs"
         ),

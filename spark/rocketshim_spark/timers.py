@@ -2,7 +2,8 @@
 
 `rocketshim.core.named_timers` has the rules. Here they are window functions over the commands of each name, sorted by
 their offsets, because a name may have very many. A *generation* begins with a SET, with a SET-IF-ABSENT that found no
-message, or with the FIRE of a message that recurs. It ends with the first of these commands behind it: a SET, a CANCEL,
+message, or with the FIRE of a message that waits again: it recurs, or is the half message of a transaction, whose
+producers are asked. It ends with the first of these commands behind it: a SET, a CANCEL,
 a NOW (unless the message recurs), or its own FIRE.
 
 ===============  ===================================================================================================
@@ -11,6 +12,7 @@ fate             meaning for a SET or FIRE
 `fired`          its FIRE counts, so the message is delivered
 `delivered-now`  a NOW came before its FIRE, so the message is delivered
 `recurs`         its FIRE counts, and has set the next occurrence
+`asked`          its FIRE counts, and the producers of the half message are asked; or it is parked, without an answer
 `cancelled`      a CANCEL came before its FIRE
 `replaced`       a SET came before its FIRE
 `dropped`        a SET-IF-ABSENT that found a message with this name
@@ -86,7 +88,7 @@ def fates(events: DataFrame) -> DataFrame:
         F.when(command.isin(*_SETS), F.lit(col=True))
         .when(command == "CANCEL", F.lit(col=False))
         .when(command == "NOW", F.coalesce("recurred.it", F.lit(col=False)))
-        .when(F.col("counts"), recurs)
+        .when(F.col("counts"), recurs | F.col("asks").isNotNull())
     )
     pending = F.max(F.when(is_pending.isNotNull(), F.struct(offset, is_pending.alias("it")))).over(before)
     its_fire = F.when((command == "FIRE") & F.col("counts"), F.struct("offset", "timer_generation"))
@@ -102,7 +104,7 @@ def fates(events: DataFrame) -> DataFrame:
     fate = (
         F.when((command == "SET-IF-ABSENT") & F.col("fires_at").isNull() & was_pending, "dropped")
         .when((command == "FIRE") & ~F.col("counts"), _of_late_fire())
-        .when((command == "FIRE") & ~recurs, "fired")
+        .when((command == "FIRE") & ~recurs & F.col("asks").isNull(), "fired")
         .otherwise(_of_generation(recurs))
     )
     return log.select(*events.columns, "counts", fate.alias("fate"))
@@ -121,7 +123,7 @@ def _of_generation(recurs: Column) -> Column:
     return (
         F.when((ended < never) & (ended < fired) & (ended < now), _word(F.col("ended_after.timer_do")))
         .when(now < fired, "delivered-now")
-        .when(fired < never, F.when(recurs, "recurs").otherwise("fired"))
+        .when(fired < never, _fired())
     )
 
 
@@ -129,10 +131,14 @@ def _of_late_fire() -> Column:
     """Return why a FIRE does not count."""
     is_repeat = F.col("is_fired_by") < F.col("offset")
     return (
-        F.when(is_repeat, F.when(F.col("recurs").isNotNull(), "recurs").otherwise("fired"))
+        F.when(is_repeat, _fired())
         .when(F.col("ended_before.offset") > F.col("timer_generation"), "voided")
         .otherwise("delivered-now")
     )
+
+
+def _fired() -> Column:
+    return F.when(F.col("recurs").isNotNull(), "recurs").when(F.col("asks").isNotNull(), "asked").otherwise("fired")
 
 
 def _word(command: Column) -> Column:

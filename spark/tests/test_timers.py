@@ -13,7 +13,7 @@ from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.timers import fates
 from rocketshim_topics import Message, decode, hops
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.hops.timers import fire, scheduled_timer, timer_command, timer_digest
+from rocketshim_topics.hops.timers import checks_left, fire, scheduled_timer, timer_command, timer_digest
 
 from .histories import GAPS, LEVELS, NAMES, START_MS, Log, Stored, frame, ms
 
@@ -35,7 +35,9 @@ class Names:
         self.passed: set[TopicPartitionKey] = set()
         self.at = START_MS
 
-    def command(self, name: str, command: str, *, recurs: bool = False, parked: bool = False) -> None:
+    def command(
+        self, name: str, command: str, *, recurs: bool = False, parked: bool = False, asks: str | None = None
+    ) -> None:
         self.at += 1_000
         uid = f"{name}#{self.at}"
         if command in {CANCEL, NOW}:
@@ -44,6 +46,8 @@ class Names:
             repeat = {"every": "1m"} if recurs else {"delay": "1m"}
             message = Message(TOPIC, uid.encode(), timer=name, if_absent=command == ABSENT, **repeat)  # type: ignore[arg-type]
             out = hops.delayed_record(message, NAMES, LEVELS, uniq_key=uid, born_ms=self.at, now_ms=self.at, lane=0)
+        if asks is not None:
+            out.headers = [*out.headers, ("TIMER_ASKS", asks.encode())]
         record = self.log.add(out, self.at)
         if parked:
             self.log.add(hops.parked(record, NAMES, "due-too-late"), self.at)
@@ -57,7 +61,7 @@ class Names:
         table = self.tables.setdefault(record.partition(), TimerTable())
         change = table.apply(
             record.offset(), Command(envelope.timer_do), timer_digest(TOPIC, name),
-            generation=envelope.timer_set_at, due_ms=self.at + 60_000, recurs=recurs,
+            generation=envelope.timer_set_at, due_ms=self.at + 60_000, recurs=recurs, checks_left=checks_left(envelope),
         )  # fmt: skip
         if change.before is not None and change.effect is not Effect.NOTHING:
             self.end(name, change.before, change.effect, recurs=change.after is not None and record is not None)
@@ -88,6 +92,8 @@ class Names:
             self.states[uid], self.outcomes[waits.where] = ("voided", "cancelled"), "voided"
         elif effect is Effect.SCHEDULE:
             self.states[uid], self.outcomes[waits.where] = ("voided", "replaced"), "voided"
+        elif effect is Effect.ASK:
+            self.outcomes[waits.where] = "hopped"
         elif effect is Effect.DELIVER:
             self.outcomes[waits.where] = "delivered"
             if not recurs:
@@ -124,16 +130,20 @@ class Names:
 def test_the_jobs_find_what_the_log_decided_of_random_commands(spark: SparkSession) -> None:
     chance = random.Random(1)  # noqa: S311 nothing secret
     world = Names(chance)
-    for number in range(150):
+    for number in range(300):
         name = f"n{number}"
         for _ in range(chance.randrange(8)):
             known = [generation for of, generation in world.waiting if of == name]
-            match chance.choice(["SET", "SET", "SET-IF-ABSENT", "CANCEL", "NOW", "fire", "fire", "fire", "parked"]):
+            match chance.choice(
+                ["SET", "SET", "SET-IF-ABSENT", "CANCEL", "NOW", "fire", "fire", "fire", "parked", "half"]
+            ):
                 case "fire":
                     if known:
-                        world.fire(name, chance.choice(known), lost=chance.random() < 0.2)
+                        world.fire(name, chance.choice(known), lost=chance.random() < 0.4)
                 case "parked":
                     world.command(name, SET, parked=True)
+                case "half":
+                    world.command(name, SET, asks="shop")
                 case word:
                     world.command(name, word, recurs=chance.random() < 0.3)
     read = events.transform(frame(spark, world.log.stored)).cache()

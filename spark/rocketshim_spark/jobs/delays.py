@@ -176,6 +176,7 @@ def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFram
         F.col("coordinates").alias("at"),
         F.col("partition").alias("log_partition"),
         F.col("recurs").alias("f_recurs"),
+        F.col("asks").alias("f_asks"),
         F.when(F.col("recurs") == "skip", F.lit(col=True)).otherwise(~F.col("counts") & _is_ended()).alias("f_void"),
         F.coalesce(F.col("committed") > F.col("offset"), F.lit(col=False)).alias("f_passed"),
     )
@@ -186,12 +187,15 @@ def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFram
         .join(made_by, F.col("at") == F.col("fire"), "left")
         # A NOW delivers a message that recurs under another id.
         .withColumn("is_its", F.col("f_recurs").isNull() | (F.col("made_id") == occurrence))
+        # A question is no delivery. The half message waits for the next one, or a COMMIT delivers it.
+        .withColumn("is_delivery", F.col("is_its") & F.col("f_asks").isNull())
+        .withColumn("waits_on", F.col("f_moved") & (F.col("made_name").isNull() | F.col("f_asks").isNotNull()))
         .groupBy(F.col("coordinates").alias("named"))
         .agg(
             F.max("log_partition").alias("log_partition"),
-            F.min(F.when(F.col("is_its"), F.col("f_first"))).alias("f_first"),
-            F.sum(F.when(F.col("is_its"), F.col("f_deliveries"))).alias("f_deliveries"),
-            F.max(F.col("f_moved") & F.col("is_its") & F.col("made_name").isNull()).alias("f_moved"),
+            F.min(F.when(F.col("is_delivery"), F.col("f_first"))).alias("f_first"),
+            F.sum(F.when(F.col("is_delivery"), F.col("f_deliveries"))).alias("f_deliveries"),
+            F.max(F.col("is_its") & F.col("waits_on")).alias("f_moved"),
             F.max(F.col("f_parked") & F.col("is_its")).alias("f_parked"),
             F.bool_and("f_void").alias("f_void"),
             F.bool_and("f_passed").alias("f_passed"),

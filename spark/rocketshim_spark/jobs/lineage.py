@@ -317,7 +317,9 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
     of_timer = F.filter("history", lambda each: each["kind"] == "timer")
     void = F.filter(of_timer, lambda each: each["reason"].isin(*VOIDED))
     # A command that fired or waits has no such fate, and one of a message that recurs was delivered.
-    is_void = F.forall(of_timer, lambda each: F.coalesce(each["reason"].isin(*VOIDED, "recurs"), F.lit(col=False)))
+    is_void = F.forall(
+        of_timer, lambda each: F.coalesce(each["reason"].isin(*VOIDED, "recurs", "asked"), F.lit(col=False))
+    )
     lifecycles = lifecycles.withColumns(
         {
             "under_way": _unless_single(~F.col("newest.reached"), F.exists(of_newest, lambda each: ~each["reached"])),
