@@ -142,7 +142,7 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(f"{ours}retry.", *read, why="retry; doctor", prefixed=True)
     yield _topic(f"{ours}dlq.", *read, why="dlq; doctor", prefixed=True)
     yield _topic(f"{ours}group.", *read, why="group locks; doctor", prefixed=True)
-    yield _topic(names.check_prefix, *read, why="trace; doctor", prefixed=True)
+    yield _topic(names.check_prefix, *read, why="topic; doctor", prefixed=True)
     yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
@@ -160,7 +160,7 @@ def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(
         f"{ours}group.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="group locks, release; doctor", prefixed=True
     )
-    yield _topic(names.check_prefix, "READ", "DESCRIBE_CONFIGS", why="trace; doctor", prefixed=True)
+    yield _topic(names.check_prefix, "READ", "DESCRIBE_CONFIGS", why="topic; doctor", prefixed=True)
     yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")

@@ -106,6 +106,13 @@ def _is_expired(at: str, low_offset: Callable[[str, int], int]) -> bool:
     return origin.offset < low_offset(origin.topic, origin.partition)
 
 
+def _command_text(envelope: Envelope) -> str:
+    if envelope.timer_asks is None:
+        return f"{envelope.timer_do} of the timer {envelope.timer}"
+    kind = "check" if envelope.timer_do == "FIRE" else "half message"
+    return f"{kind} of the producers {envelope.timer_asks}"
+
+
 def step_text(hop: RecordView, names: TopicNames) -> str:
     """Return what a record in the history of a message means, for a person."""
     envelope = hop.envelope
@@ -117,13 +124,14 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
         wait_ms, target = hop.due_ms - hop.stored_ms, _physical(envelope.real_topic, names)
         wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
         if envelope.timer_do is not None:
-            return f"{envelope.timer_do} of the timer {envelope.timer}, {wait}"
+            return f"{_command_text(envelope)}, {wait}"
         if envelope.unhandled_since_ms is not None:
             return f"sent on by a member that could not handle it, {wait}"
         return f"failed ({cause}), {wait}" if cause else wait
     if envelope.timer_do is not None:
-        show = f"rocketshim timers show {envelope.real_topic} {envelope.timer}"
-        return f"{envelope.timer_do} of the timer {envelope.timer}; {show} tells what it did"
+        kind = "timers" if envelope.timer_asks is None else "tx"
+        show = f"rocketshim {kind} show {envelope.real_topic} {envelope.timer}"
+        return f"{_command_text(envelope)}; {show} tells what it did"
     if name == names.parked:
         return f"parked: {envelope.park_reason}"
     if envelope.consumer_group is not None and name == names.dead_letter(envelope.consumer_group):

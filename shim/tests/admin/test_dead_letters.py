@@ -205,6 +205,17 @@ def test_a_trace_of_a_named_message_goes_through_the_log_of_timers() -> None:
     assert step_text(now, TopicNames()) == "delivered", "by a NOW, before it was due"
 
 
+def test_a_trace_of_a_half_message_names_its_producers_and_the_command_for_transactions() -> None:
+    half = {"real_topic": "orders", "timer": "tx-1", "timer_asks": "shop"}
+    put = entry("rmq.timers", 0, 100, delay_ms=500, timer_do="SET", **half)
+    due = entry("rmq.timers", 1, 602, deliver_at_ms=600, timer_do="FIRE", timer_set_at=0, **half)
+    steps = [step_text(hop, TopicNames()) for hop in lived([put, due]) if isinstance(hop, RecordView)]
+    assert steps == [
+        "half message of the producers shop, waits 500 ms for orders",
+        "check of the producers shop; rocketshim tx show orders tx-1 tells what it did",
+    ]
+
+
 @pytest.mark.parametrize(
     ("stored_ms", "text"), [(100, "waits 500 ms for orders"), (900, "already due when it was stored, for orders")]
 )
