@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import asdict
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -41,7 +42,9 @@ def stats(
     levels = at.levels
     now_ms, late_ms = time.time_ns() // 1_000_000, 0  # what becomes due while all are read is not late
     with at.reader() as reader:
-        counted = DelayedReader(reader, at.names, levels).counted(counting)
+        queues = DelayedReader(reader, at.names, levels)
+        timers = queues.timer_log()
+        counted = queues.counted(counting)
     read_ms = time.time_ns() // 1_000_000
     table = Table(
         "partition",
@@ -53,7 +56,7 @@ def stats(
         box=None,
         pad_edge=False,
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, (waiting, head) in counted.items():
         delay_ms = levels.queue_delay_ms(number)
         rows.append({"partition": number, "delay_ms": delay_ms, "waiting": waiting, "head": asdict(head)})
@@ -67,6 +70,13 @@ def stats(
             "" if head.due_ms is None else time_text(head.due_ms),
             head.target or "",
         )
+    for each in timers:  # commands for named timers leave the log immediately
+        head = each.head[0]
+        facts = {"partition": each.partition, "topic": at.names.timers, "delay_ms": 0, "waiting": each.waiting}
+        rows.append(facts | {"head": asdict(head)})
+        late_ms = max(late_ms, now_ms - head.appended_ms)
+        leaves = time_text(head.appended_ms)
+        table.add_row(str(each.partition), "timer log", str(each.waiting), leaves, "", head.target or "")
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:

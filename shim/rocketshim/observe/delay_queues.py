@@ -51,9 +51,11 @@ class DelayedReader:
         """Return delay queues with their first records, without the queues whose leader does not answer."""
         return self._queues(self._topic, partitions, self._levels.queue_delay_ms, heads)
 
-    def timer_log(self, partitions: Iterable[int]) -> list[DelayQueue]:
-        """Return the partitions of the timer log with the first command that the worker has not read."""
-        return self._queues(self._names.timers, partitions, lambda _: 0, 1)
+    def timer_log(self, partitions: Iterable[int] | None = None) -> list[DelayQueue]:
+        """Return the partitions of the timer log that have a command which no worker has read, with the first one."""
+        log = self._names.timers
+        asked = range(self._reader.topics().get(log, 0)) if partitions is None else partitions
+        return [each for each in self._queues(log, asked, lambda _: 0, 1) if each.head]
 
     def _queues(
         self, topic: str, partitions: Iterable[int], delay_ms: Callable[[int], int | None], heads: int

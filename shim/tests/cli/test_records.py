@@ -438,6 +438,7 @@ def test_what_becomes_due_while_all_waiting_records_are_read_is_not_late(
 
     monkeypatch.setattr(time, "time_ns", lambda: now_ms * 1_000_000)
     monkeypatch.setattr(DelayedReader, "counted", counted)
+    monkeypatch.setattr(DelayedReader, "timer_log", lambda *_: [])
     assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 0, capsys.readouterr().err
     assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 2
     shown = capsys.readouterr().err
@@ -445,3 +446,20 @@ def test_what_becomes_due_while_all_waiting_records_are_read_is_not_late(
     assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 2
     assert "this machine's clock is 85500 s or more behind" in capsys.readouterr().err
     assert "299 s ago: is a worker running, and the clock of this machine right?" in shown
+
+
+def test_stats_of_what_waits_count_commands_of_timers_that_no_worker_reads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka = InMemoryKafka(VirtualClock())  # its records are old for this machine's clock
+    for topic, count in ((TopicNames().schedule, 32), (TopicNames().timers, 8)):
+        kafka.create_topic(topic, count)
+    kafka.append(TopicNames().timers, b"x", partition=3, headers=[("REAL_TOPIC", b"orders")])
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
+    assert main(["delayed", "stats", "--bootstrap", "memory:1", "--json"]) == 2
+    out, err = capsys.readouterr()
+    [row] = json.loads(out)
+    assert (row["partition"], row["topic"], row["waiting"]) == (3, "rmq.timers", 1)
+    assert "the oldest should have left" in err
+    assert main(["delayed", "stats", "--bootstrap", "memory:1"]) == 2
+    assert "timer log" in capsys.readouterr().out

@@ -291,8 +291,7 @@ class _ClusterReader:
         led = [key.partition for key in _led(self._names.timers, log)]
         nothing: list[DelayQueue] = []
         reader = DelayedReader(self.reader, self._names, levels)
-        found = self._request("commands of named timers", partial(reader.timer_log, led), nothing)
-        return tuple(each for each in found if each.head)
+        return tuple(self._request("commands of named timers", partial(reader.timer_log, led), nothing))
 
     def transactions(self) -> dict[str, tuple[int, int]]:
         """Return how many half messages of each producer group wait, and how many were asked about often.
