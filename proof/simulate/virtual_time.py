@@ -1,12 +1,16 @@
-"""The virtual clock for modules of the library that take the time from the machine, for the time of a run."""
+"""The virtual clock for modules of the library that take the time from the machine, for the time of a run.
+
+The ids of messages are the same in each run of a seed, too: that of a transaction decides its partition.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 from rocketshim.kafka import clients, lanes, record_sender
-from rocketshim.producer import producer
+from rocketshim.producer import arguments, producer
 from rocketshim.testing import VirtualClock
 
 __all__ = ["replaced", "time_of", "virtual_time"]
@@ -32,7 +36,7 @@ def time_of(clock: VirtualClock) -> Any:
 
 @contextmanager
 def virtual_time(clock: VirtualClock) -> Iterator[None]:
-    """Let producers, and members that leave their group, wait in virtual time."""
+    """Let producers, and members that leave their group, wait in virtual time; number the producers."""
     time, original = time_of(clock), record_sender._Link  # noqa: SLF001 - how a thread is ended
 
     def link(client: Any, *others: Any) -> Any:
@@ -40,5 +44,7 @@ def virtual_time(clock: VirtualClock) -> Iterator[None]:
         return client.link
 
     times = [(module, "time", time) for module in (clients, lanes, record_sender, producer)]
-    with replaced([*times, (record_sender, "_Link", link)]):
+    numbers = count(1)
+    ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{next(numbers):020x}{0:012x}"))
+    with replaced([*times, (record_sender, "_Link", link), (arguments, "uuid", ids)]):
         yield
