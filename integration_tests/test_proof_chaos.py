@@ -28,6 +28,7 @@ def test_a_run_under_faults_breaks_no_promise(tmp_path: Path) -> None:
         history = read_folder(tmp_path / "run" / lane.name)
         assert run(history) == [], said
         assert sum(send.outcome == "ok" for send in history.sends) > 200
+        assert {send.command for send in history.sends if send.timer} >= {"SET", "CANCEL"}
         assert any(delivery.outcome == "fail" for delivery in history.deliveries)
         assert {delivery.group for delivery in history.deliveries} == {group.name for group in lane.groups}
         assert history.commits

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ from rocketshim_topics.wire import REPLAY_ID, coordinates, read_headers
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from proof.lines import TimerCommand
     from rocketshim.producer.result import SendResult
 
 __all__ = ["PLANT", "Job", "process_of"]
@@ -67,6 +68,9 @@ PLANT = "PROOF_PLANT"
 _SEND_S = 60.0
 _TICK_S = 0.01
 _MOST_PENDING = 3_000
+_ROOM_S = 3.0
+_NAMED = 0.05
+_NAMES = 12
 _FIRST_RETRY_NS = 80_000_000  # librdkafka tries again after 100 ms less up to a fifth (retry.backoff.ms)
 _BEGAN_NS = time.time_ns() - time.monotonic_ns()  # a process begins with a clock that is right
 
@@ -165,7 +169,9 @@ class _Program:
                 due = int((time.monotonic() - began_s) * self.job.rate) - skipped
                 pending = {each for each in pending if not each.done()}
                 while number < due and len(pending) < _MOST_PENDING:
-                    future = self._send_one(producer, self._message(dice, number))
+                    named = dice.random() < _NAMED
+                    send = self._send_named if named else self._send_one
+                    future = send(producer, self._message(dice, number), dice)
                     number += 1
                     if future is not None:
                         pending.add(future)
@@ -189,17 +195,46 @@ class _Program:
         properties = [("trace", b"%d" % number), ("trace", None), ("blank", b"")]
         return Message(topic, body, key=f"k{dice.randrange(20)}", properties=properties, **delay)
 
-    def _send_one(self, producer: Producer, message: Message) -> "Future[SendResult] | None":
+    def _send_named(self, producer: Producer, message: Message, dice: random.Random) -> "Future[SendResult] | None":
+        """Send a message under a name, or a command for one; there are few names, so they meet."""
+        topic, name = self.lane.delayed[0], f"n{dice.randrange(_NAMES)}"
+        if dice.random() < 0.4:
+            command: TimerCommand = dice.choice(["CANCEL", "CANCEL", "NOW"])
+            return self._send_command(producer, command, topic, name)
+        delay = f"{dice.randint(100, 6_000)}ms"
+        options: dict[str, Any] = dice.choice([{}, {}, {"if_absent": True}, {"at_most": "8s"}])
+        return self._send_one(
+            producer,
+            replace(message, topic=topic, delay=delay, delay_level=None, deliver_at=None, timer=name, **options),
+        )
+
+    def _send_command(
+        self, producer: Producer, command: "TimerCommand", topic: str, name: str
+    ) -> "Future[SendResult] | None":
+        key = encoded(f"{topic}/{name}".encode())
+        op = self.history.invoke(
+            lambda op, now_ns: Invoke(op=op, f="send", at_ns=now_ns, topic=topic, key=key, timer=name, command=command)
+        )
+        until_s = time.monotonic() + _ROOM_S
+        return self._awaited(op, lambda: producer.sender.command(command, topic, name, until_s))
+
+    def _send_one(
+        self, producer: Producer, message: Message, _: random.Random | None = None
+    ) -> "Future[SendResult] | None":
         delay_ms = message.delay_ms if message.delay_level is None else message.delay_level * 1_000
+        command: Any = ("SET-IF-ABSENT" if message.if_absent else "SET") if message.timer is not None else None
         op = self.history.invoke(
             lambda op, now_ns: Invoke(
                 op=op, f="send", at_ns=now_ns, topic=message.topic, key=encoded(message.key_bytes),
                 digest=digest_of(message.body), headers=headers_to_json(message.headers), delay_ms=delay_ms,
-                deliver_at_ms=message.deliver_at_ms,
+                deliver_at_ms=message.deliver_at_ms, timer=message.timer, command=command,
             )
         )  # fmt: skip
+        return self._awaited(op, lambda: producer.send_async(message))
+
+    def _awaited(self, op: int, send: "Callable[[], Future[SendResult]]") -> "Future[SendResult] | None":
         try:
-            future = producer.send_async(message)
+            future = send()
         except (RocketshimError, BufferError) as error:
             why = type(error).__name__
             self.history.end(lambda now_ns: End(type="fail", op=op, at_ns=now_ns, why=why))

@@ -49,7 +49,7 @@ class Lags:
             for group in lane.groups
             if group.mode != "broadcasting"
         }
-        topics[names.worker_group] = [names.schedule]
+        topics[names.worker_group] = [names.schedule, names.timers]
         return {group: self._behind(group, read) for group, read in topics.items()}
 
     def _behind(self, group: str, topics: list[str]) -> int:

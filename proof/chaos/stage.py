@@ -132,7 +132,7 @@ class Stage:
         for lane in LANES:
             layout = Layout(lane.names, levels)
             specs = [TopicSpec(topic, partitions, config=stamped) for topic, partitions in lane.topics.items()]
-            specs += layout.shared()
+            specs += [*layout.shared(), *layout.timers()]
             for group in lane.groups:
                 if group.mode != "broadcasting":
                     specs += layout.for_group(group.name, with_log=group.mode == "orderly")
