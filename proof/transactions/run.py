@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka.admin import AdminClient
 
 from proof.timers.stage import NAMES, open_stage
-from proof.transactions.service import GROUP, Point, database, died, is_paid, pay
+from proof.transactions.service import GROUP, Point, database, died, is_paid, paid_numbers, pay
 from rocketshim.transactions import TransactionMQProducer
 from rocketshim_topics import DelayLevels, Layout, provision
 
@@ -91,7 +91,7 @@ def transactions(folder: Path, course: Course, report: Callable[[str], None]) ->
                 time.sleep(_LOOK_S)
         seconds = time.monotonic() - began_s
         stage.end()
-        paid = {number for (number,) in database(path).execute("SELECT number FROM paid")}
+        paid = paid_numbers(path)
         told = {int(line) for line in died(path).read_text().split()}
         wrong += [
             f"order {number}: the process did not die at {orders[number].name}" for number in orders.keys() - told
