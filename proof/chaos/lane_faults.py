@@ -136,13 +136,13 @@ def _kill_redrive(stage: Stage, dice: random.Random, running: Running) -> str:
 
 
 LANE_FAULTS: Final = (
-    LaneFault("kill-9", (*_CONSUMERS, "worker", "sender"), 4, _kill),
+    LaneFault("kill-9", (*_CONSUMERS, "worker", "sender", "shop"), 4, _kill),
     LaneFault("kill-9-in-listener", _CONSUMERS, 2, _kill_at("listener")),
     LaneFault("kill-9-after-listener", _CONSUMERS, 2, _kill_at("listener-after")),
     LaneFault("kill-9-before-commit", ("consumer", "orderly", "dropin"), 2, _kill_at("commit-before")),
     LaneFault("kill-9-after-commit", ("consumer", "orderly", "dropin"), 2, _kill_at("commit-after")),
-    LaneFault("kill-9-before-produce", ("consumer", "worker", "sender"), 2, _kill_at("produce-before")),
-    LaneFault("kill-9-after-produce", ("consumer", "worker", "sender"), 2, _kill_at("produce-after")),
+    LaneFault("kill-9-before-produce", ("consumer", "worker", "sender", "shop"), 2, _kill_at("produce-before")),
+    LaneFault("kill-9-after-produce", ("consumer", "worker", "sender", "shop"), 2, _kill_at("produce-after")),
     LaneFault("kill-9-offsets-sent", ("worker",), 1, _kill_at("send_offsets_to_transaction-after"), exactly_once=True),
     LaneFault(
         "kill-9-before-transaction-commit", ("worker",), 1, _kill_at("commit_transaction-before"), exactly_once=True
@@ -157,11 +157,11 @@ LANE_FAULTS: Final = (
     LaneFault("freeze-session", ("consumer", "dropin", "worker"), 1, _freeze(SESSION_S + 1)),
     LaneFault("freeze-lease", ("orderly",), 2, _freeze(LEASE_MS / 1_000 + 1)),
     LaneFault("freeze-transaction", ("worker",), 1, _freeze(TRANSACTION_MS / 1_000 + 2)),
-    LaneFault("link-cut", (*_CONSUMERS, "worker", "sender"), 1, _link("cut")),
-    LaneFault("link-held", (*_CONSUMERS, "worker", "sender"), 1, _link("held")),
-    LaneFault("link-replies-held", (*_CONSUMERS, "worker", "sender"), 1, _link("replies-held")),
-    LaneFault("link-requests-held", (*_CONSUMERS, "worker", "sender"), 1, _link("requests-held")),
-    LaneFault("link-replies-late", (*_CONSUMERS, "worker", "sender"), 1, _late),
+    LaneFault("link-cut", (*_CONSUMERS, "worker", "sender", "shop"), 1, _link("cut")),
+    LaneFault("link-held", (*_CONSUMERS, "worker", "sender", "shop"), 1, _link("held")),
+    LaneFault("link-replies-held", (*_CONSUMERS, "worker", "sender", "shop"), 1, _link("replies-held")),
+    LaneFault("link-requests-held", (*_CONSUMERS, "worker", "sender", "shop"), 1, _link("requests-held")),
+    LaneFault("link-replies-late", (*_CONSUMERS, "worker", "sender", "shop"), 1, _late),
     LaneFault("quota", ("consumer", "orderly", "dropin", "worker", "sender"), 1, _limit),
-    LaneFault("client-clock", (*_CONSUMERS, "worker", "sender"), 1, _set_clock),
+    LaneFault("client-clock", (*_CONSUMERS, "worker", "sender", "shop"), 1, _set_clock),
 )

@@ -89,7 +89,7 @@ LANES: Final = (
             Group(name="pay", mode="concurrent", topics=("orders", "returns"), limit=3),
             Group(name="bill", mode="orderly", topics=("bills", "returns"), limit=2),
         ),
-        members={"worker": 2, "consumer": 2, "orderly": 2, "sender": 1},
+        members={"worker": 2, "consumer": 2, "orderly": 2, "sender": 1, "shop": 1},
     ),
     Lane(
         name="once", exactly_once=True,
@@ -101,7 +101,7 @@ LANES: Final = (
             Group(name="ship", mode="drop-in", topics=("parcels", "notices"), limit=3),
             Group(name="tell", mode="broadcasting", topics=("news",)),
         ),
-        members={"worker": 2, "consumer": 2, "dropin": 2, "broadcast": 2, "sender": 1},
+        members={"worker": 2, "consumer": 2, "dropin": 2, "broadcast": 2, "sender": 1, "shop": 1},
     ),
 )  # fmt: skip
 

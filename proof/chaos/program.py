@@ -25,6 +25,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from proof.chaos.plan import LANES, LEASE_MS, LEVELS, SESSION_S, TRANSACTION_MS, fails
 from proof.chaos.points import Points
+from proof.chaos.shop import run_shop
 from proof.folds import observing
 from proof.lines import End, Group, Invoke, Process, digest_of, encoded, headers_to_json
 from proof.simulate.bugs import BUGS, planted
@@ -145,6 +146,12 @@ class _Program:
                 self._consume_all()
             case "dropin":
                 self._drop_in()
+            case "shop":
+                run, name = Path(self.job.run), self.job.name
+                run_shop(
+                    name, self.lane, self.history, bootstrap=self.job.bootstrap, client=self.job.client,
+                    folder=run / self.job.lane, quiet=run / "control" / f"{name}.quiet",
+                )  # fmt: skip
             case role:
                 raise SystemExit(f"no such role: {role}")
 
@@ -474,7 +481,7 @@ def process_of(job: Job) -> Process:
     lane = next(lane for lane in LANES if lane.name == job.lane)
     if job.role == "worker":
         return Process(name=job.name, role="worker", group=lane.names.worker_group)
-    if job.role == "sender":
+    if job.role in {"sender", "shop"}:
         return Process(name=job.name, role="sender")
     group = lane.group_of(job.role).name
     client_id = f"tell-{job.place}" if job.role == "broadcast" else job.name

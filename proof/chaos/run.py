@@ -19,6 +19,7 @@ from proof.chaos.fault import ClusterFault, LaneFault, PointNotReachedError, one
 from proof.chaos.lane_faults import LANE_FAULTS
 from proof.chaos.plan import LANES, LEVELS, Lane, Variant
 from proof.chaos.sampling import Lags, sample
+from proof.chaos.shop import problems
 from proof.chaos.stage import Running, Stage
 from proof.check import run as check
 from proof.collection import paused_collection
@@ -87,12 +88,15 @@ def chaos(run: Path, course: Course, report: Report) -> list[str]:
             for lane in LANES:
                 for sender in stage.of(lane, "sender"):
                     stage.end(sender)
+                for shop in stage.of(lane, "shop"):
+                    stage.control(shop, "quiet").touch()
             _drain(run, stage, report)
             ended = [each for lane in LANES for each in stage.ended_by_themselves(lane) if not stage.was_stuck(each)]
             for running in stage.running:
                 stage.end(running)
         _dump(run, stage)
         wrong = [text for hand in (*hands, cluster) for text in hand.wrong]
+        wrong += [text for lane in LANES for text in problems(run / lane.name, lane)]
         return [*wrong, *map(_ending, ended), *stage.bad_endings]
     finally:
         stage.close()

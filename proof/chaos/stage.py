@@ -31,6 +31,7 @@ from proof.chaos.program import Job
 from proof.chaos.proxy import Proxies
 from proof.chaos.sink import Sink
 from proof.lines import Process
+from proof.transactions.service import GROUP
 from proof.writer import HistoryWriter
 from rocketshim_local import LocalCluster
 from rocketshim_topics import provision
@@ -132,7 +133,7 @@ class Stage:
         for lane in LANES:
             layout = Layout(lane.names, levels)
             specs = [TopicSpec(topic, partitions, config=stamped) for topic, partitions in lane.topics.items()]
-            specs += [*layout.shared(), *layout.timers()]
+            specs += [*layout.shared(), *layout.timers(), layout.check(GROUP)]
             for group in lane.groups:
                 if group.mode != "broadcasting":
                     specs += layout.for_group(group.name, with_log=group.mode == "orderly")
