@@ -191,6 +191,7 @@ class TimerTable:
         recurs: bool = False,
         is_missed: bool = False,
         checks_left: int | None = None,
+        era: int | None = None,
     ) -> Change:
         """Apply the command at an offset, and return what it does. Offsets rise, as in the log.
 
@@ -206,6 +207,7 @@ class TimerTable:
             recurs: the message recurs.
             is_missed: of a FIRE of such a message: this occurrence is not delivered.
             checks_left: of a half message, how often its producers may still be asked; None: it is none.
+            era: of a FIRE, in which its generation was set; None: it is not known, and does not count.
 
         Decides: Which generation of a named timer is delivered, if any?
         """
@@ -220,7 +222,9 @@ class TimerTable:
             self._put(name, offset, since_ms, recurs=recurs)
             return Change(Effect.SCHEDULE, pending, offset, due_ms, since_ms)
         effect = _ENDS.get(command)
-        if pending is None or effect is None or (command is Command.FIRE and pending != generation):
+        is_fire = command is Command.FIRE
+        is_of_other = is_fire and (pending != generation or (era is not None and not self._is_of(name, era)))
+        if pending is None or effect is None or is_of_other:
             return Change(Effect.NOTHING, pending, pending)
         if command is Command.FIRE and checks_left is not None:
             self._put(name, offset if checks_left else None, None)
@@ -232,6 +236,10 @@ class TimerTable:
             return Change(Effect.SCHEDULE if is_missed else effect, pending, offset, due_ms)
         self._put(name, None, None)
         return Change(effect, pending, None)
+
+    def _is_of(self, name: bytes, era: int) -> bool:
+        """Return whether the pending generation of a name may be of an era; of earlier ones the state knows no more."""
+        return era == self.era if int.from_bytes(name) in self._pending else era < self.era
 
     def _known(self, name: bytes) -> int:
         """Return the newest command of this era that is known to have changed a name; -1: none is."""

@@ -90,9 +90,9 @@ class TimerRouter(Router):
             if change is None:
                 return []
             owned.changes[record.offset()] = change
-            owned.drop_half(change.before)
+            owned.drop_half(judged.name, change.before)
             if change.effect is Effect.SCHEDULE and judged.envelope.timer_asks is not None:
-                owned.keep_half(record)
+                owned.keep_half(judged.name, record)
             self._counts.count_timer(judged.envelope.timer_do or "", change)
         effect = self._refused(told, judged, change, reason) if reason else self._effect(told, judged, change)
         change = owned.changes[record.offset()]
@@ -120,7 +120,7 @@ class TimerRouter(Router):
         """Return whether the message of the NOW at an offset is known; it may be a record of the same run."""
         if owned.messages.get(offset, (-1, None))[0] == generation:
             return True
-        if (half := owned.halves.get(generation)) is not None:
+        if (half := owned.halves.get((name, generation))) is not None:
             owned.messages[offset] = generation, half
             return True
         at = bisect_left(run, generation, key=_OFFSET)
@@ -210,7 +210,10 @@ class TimerRouter(Router):
 
     def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Kind) -> HopGroup:
         partition = self._queue_for(change.due_ms, told)
-        out = scheduled_timer(told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition)
+        era = 0 if told.owned.table is None else told.owned.table.era
+        out = scheduled_timer(
+            told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition, era=era
+        )
         return _hop(told.index, out, change.due_ms, kind)
 
     def _now(self, told: "_Told", message: Any, late_ms: int, occurrence: str) -> HopGroup:

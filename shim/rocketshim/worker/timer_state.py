@@ -36,7 +36,7 @@ _AGAIN_S: Final = 1.0
 _TRIES: Final = 30  # to find the end of the log where its state says
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 _HALVES_BYTES: Final = 4 << 20
-_RECORD_BYTES: Final = 1_000  # of one without its value
+_RECORD_BYTES: Final = 1_000  # of one besides what it carries
 
 
 class OwnedTimers:
@@ -48,7 +48,7 @@ class OwnedTimers:
         messages: the generation that a NOW delivers, and its message, by the offset of the NOW; no message: it is not
             there any more.
         loaded: the messages that are read now, as a target that is not known yet.
-        halves: the newest half messages by offset: their COMMIT comes soon, and need not have them read.
+        halves: the newest half messages by name and offset: their COMMIT comes soon, and need not have them read.
         skip_below: offset below which records are passed over: their effects are stored, and their position is not.
     """
 
@@ -62,7 +62,7 @@ class OwnedTimers:
         self.asked: set[int] = set()
         self.skip_below = 0
         self.one_run = one_run
-        self.halves: dict[int, Any] = {}
+        self.halves: dict[tuple[bytes, int | None], Any] = {}
         self._halves_bytes = 0
 
     def is_ready(self, waiting: LevelQueue[Any]) -> bool:
@@ -74,16 +74,16 @@ class OwnedTimers:
         """How many names are pending, as far as it is known."""
         return 0 if self.table is None else len(self.table)
 
-    def keep_half(self, record: Any) -> None:
+    def keep_half(self, name: bytes, record: Any) -> None:
         """Keep a half message until its transaction ends, or until there are too many later ones."""
-        self.halves[record.offset()] = record
+        self.halves[name, record.offset()] = record
         self._halves_bytes += _size_bytes(record)
         while self._halves_bytes > _HALVES_BYTES:
-            self.drop_half(next(iter(self.halves)))
+            self.drop_half(*next(iter(self.halves)))
 
-    def drop_half(self, offset: int | None) -> None:
+    def drop_half(self, name: bytes, offset: int | None) -> None:
         """Forget a half message, if it is kept."""
-        if offset is not None and (record := self.halves.pop(offset, None)) is not None:
+        if (record := self.halves.pop((name, offset), None)) is not None:
             self._halves_bytes -= _size_bytes(record)
 
     def confirmed(self, next_offset: int) -> None:
@@ -94,7 +94,8 @@ class OwnedTimers:
 
 
 def _size_bytes(record: Any) -> int:
-    return len(record.value() or b"") + _RECORD_BYTES
+    headers = sum(len(name) + len(value or b"") for name, value in read_headers(record) or ())
+    return len(record.value() or b"") + len(record.key() or b"") + headers + _RECORD_BYTES
 
 
 @dataclass(slots=True)
@@ -178,6 +179,7 @@ class TimerRules:
             recurs=envelope.timer_repeat is not None,
             is_missed=judged.is_missed,
             checks_left=checks_left(envelope),
+            era=envelope.timer_era or 0,
         )
 
 

@@ -471,6 +471,20 @@ def others(count: int) -> list[str]:
     return [name for number in range(40 * count) if timer_partition("orders", name := f"x{number}") == MINE][:count]
 
 
+def test_a_message_of_an_earlier_log_does_not_fire_for_one_with_its_offset(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(value=b"old", delay_ms=20_000)
+    sim.run(worker, 1_000)
+    worker.close()
+    recreate(sim, NAMES.timers)
+    worker = sim.worker()
+    sim.command(value=b"new", delay_ms=40_000)  # at the same offset, under the same name
+    sim.run(worker, 30_000)
+    assert bodies(sim) == []
+    sim.run(worker, 30_000)
+    assert bodies(sim) == [b"new"]
+
+
 @pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize("before", ["another", "o-7"])
 def test_a_log_that_is_created_again_loses_no_name_that_is_pending(sim: Any, is_running: bool, before: str) -> None:

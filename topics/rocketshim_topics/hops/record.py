@@ -119,7 +119,7 @@ def drop_timer(envelope: Envelope) -> None:
     envelope.timer = envelope.timer_do = None
     envelope.timer_set_at = envelope.timer_at_most_ms = envelope.timer_since_ms = None
     envelope.timer_repeat = envelope.timer_tz = envelope.timer_late = None
-    envelope.timer_asks = envelope.timer_asked = None
+    envelope.timer_asks = envelope.timer_asked = envelope.timer_era = None
 
 
 def physical_name(names: TopicNames, logical: str, header: str) -> str:

@@ -175,7 +175,7 @@ def forwarded(record: Record, envelope: Envelope, names: TopicNames, *, due_ms: 
 
 
 def scheduled_timer(
-    record: Record, envelope: Envelope, names: TopicNames, *, due_ms: int, partition: int
+    record: Record, envelope: Envelope, names: TopicNames, *, due_ms: int, partition: int, era: int = 0
 ) -> OutgoingRecord:
     """Return the record of a delay queue for a command that sets a message; its offset is `TIMER_SET_AT`.
 
@@ -185,8 +185,10 @@ def scheduled_timer(
         names: of the worker's namespace.
         due_ms: when it is due, epoch ms.
         partition: the queue to wait in.
+        era: of the log, in which the offset counts.
     """
     outgoing = envelope.copy()
+    outgoing.timer_era = era or None
     outgoing.timer_do = outgoing.timer_at_most_ms = None
     outgoing.timer_set_at = record.offset()
     outgoing.timer_asked = _asked(envelope)
