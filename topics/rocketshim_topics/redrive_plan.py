@@ -343,7 +343,10 @@ class Planner:
         if self._parked_to is not None:  # the worker evaluates it again, malformed or not
             if envelope.timer_do is not None and record.value() is None:
                 return "", "no-message"
-            return (self._parked_to, None) if envelope.real_topic else ("", "no-target")
+            if not envelope.real_topic:
+                return "", "no-target"
+            is_half = envelope.timer_asks is not None and envelope.timer_do is not None
+            return (TopicNames(self._rules.namespace).timers if is_half else self._parked_to), None
         if malformed is not None:
             return "", f"malformed:{malformed}"
         if redrive_count(envelope) >= self._rules.max_replays:

@@ -78,6 +78,7 @@ from rocketshim_topics import DelayLevels, Layout, TopicNames, wire
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
 from rocketshim_topics.names import init_command
+from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.redrive_log import (
     BeginRecord,
     MarkRecord,
@@ -800,7 +801,8 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
 
     Decides: Where does a parked record go when it is sent again? To the finest delay queue, where the worker evaluates
         it again; nothing leaves that topic by itself. A command of the timer log has no name any more: its name was
-        free when it was parked, so a FIRE for it would be dropped.
+        free when it was parked, so a FIRE for it would be dropped. A half message goes to the timer log, and its
+        producers are asked: nobody else knows whether it may be delivered.
     """
     shown = headers_shown(record)
     if not any(name == wire.REAL_TOPIC and value for name, value in shown):
@@ -808,11 +810,23 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
     is_command = any(name == wire.TIMER_DO for name, _ in shown)
     if is_command and record.value() is None:
         raise MessageError(f"{coordinates(record)} is a command for a named timer, and has no message")
+    if is_command and any(name == wire.TIMER_ASKS for name, _ in shown):
+        return _half_again(record, names)
     dropped = _DROPPED | _TIMERS if is_command else _DROPPED
     kept_headers: list[Header] = [header for header in shown if header[0] not in dropped]
     headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept_headers]
     finest = DelayLevels.MAX_LEVELS + len(DelayLevels.FINE_MS) - 1
     return OutgoingRecord(names.schedule, finest, record.key(), record.value(), headers)
+
+
+def _half_again(record: Record, names: TopicNames) -> OutgoingRecord:
+    """Return the command that sets a parked half message again, due at once."""
+    shown = dict(headers_shown(record))
+    target, name = ((shown.get(each) or b"").decode("utf-8", "replace") for each in (wire.REAL_TOPIC, wire.TIMER))
+    again = {wire.TIMER_DO: b"SET", wire.DELAY_MS: b"0", wire.HOP_ID: coordinates(record).encode()}
+    dropped = _DROPPED | {wire.TIMER_DO, wire.TIMER_SET_AT, wire.TIMER_ASKED, wire.TIMER_ERA}
+    headers = [*again.items(), *(header for header in headers_shown(record) if header[0] not in dropped)]
+    return OutgoingRecord(names.timers, timer_partition(target, name), record.key(), record.value(), headers)
 
 
 def record_maker(plan_id: str, rules: RedriveRules, decoder: Decoder) -> Make:

@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from rocketshim.admin.redrive import redriven_parked
 from rocketshim.worker.timer_state import OwnedTimers
 from rocketshim_topics.hops import CHECK_EVERY_MS, MOST_CHECKS
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.partitioner import timer_partition
+from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
+from rocketshim_topics.redrive_log import RedriveLog
+from rocketshim_topics.redrive_plan import Planner, RedriveRules
+from rocketshim_topics.wire import decode
 
 NAMES = TopicNames("")
 CHECK_AFTER_MS = 6_000
@@ -185,13 +189,67 @@ def test_the_newest_half_messages_are_kept_and_those_that_have_ended_are_not() -
     class Record:
         def __init__(self, offset: int) -> None:
             self.offset = lambda: offset
-            self.value = lambda: b"x" * (1 << 20)
+            self.value = lambda: b"x" * (1 << 19)
+            self.key = lambda: b"x" * (1 << 18)
+            self.headers = lambda: [("mine", b"x" * (1 << 18))]
 
     for offset in range(5):
-        owned.keep_half(Record(offset))
-    assert [*owned.halves] == [2, 3, 4]
-    owned.drop_half(3)
-    owned.drop_half(3)
-    owned.drop_half(None)
-    owned.keep_half(Record(5))
-    assert [*owned.halves] == [2, 4, 5]
+        owned.keep_half(b"n", Record(offset))
+    assert [offset for _, offset in owned.halves] == [2, 3, 4]
+    for name, gone in ((b"n", 3), (b"n", 3), (b"n", None), (b"other", 2)):
+        owned.drop_half(name, gone)
+    owned.keep_half(b"n", Record(5))
+    assert [offset for _, offset in owned.halves] == [2, 4, 5]
+
+
+def recreate_log(sim: Any) -> None:
+    sim.kafka.delete_topic(NAMES.timers)
+    sim.kafka.create_topic(NAMES.timers, TIMER_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_commit_of_an_earlier_log_delivers_no_half_message_of_the_new_one(shop: Any, is_running: bool) -> None:
+    worker = shop.worker()
+    half(shop)
+    shop.run(worker, 1_000)
+    if not is_running:
+        worker.close()
+    recreate_log(shop)
+    if is_running:
+        shop.run(worker, 3_000)
+    else:
+        worker = shop.worker()
+    other = next(name for at in range(99) if timer_partition("orders", name := f"x{at}") == MINE)
+    told = [("UNIQ_KEY", other.encode()), ("TIMER_ASKS", b"shop")]
+    shop.command(timer=other, value=b"not paid", delay_ms=CHECK_AFTER_MS, headers=told)
+    shop.run(worker, 1_000)
+    end(shop, "NOW")  # of the first one, whose half message was at the same offset
+    shop.command("CANCEL", timer=other, delay_ms=None)
+    shop.run(worker, 3_000)
+    assert shop.delivered() == []
+    shop.run(worker, CHECK_EVERY_MS)
+    assert [dict(record.headers())["UNIQ_KEY"] for record in shop.delivered(CHECKS)][:1] == [b"tx-1"]
+
+
+@pytest.mark.parametrize("reason", ["transaction-unanswered", "hop-refused:MSG_SIZE_TOO_LARGE"])
+def test_a_parked_half_message_that_is_sent_again_is_asked_about_again(shop: Any, reason: str) -> None:
+    worker = shop.worker()
+    if reason.startswith("hop"):
+        shop.kafka.fail_produce(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), topic=NAMES.schedule, count=1)
+    half(shop)
+    shop.run(worker, CHECK_AFTER_MS + (MOST_CHECKS + 1) * CHECK_EVERY_MS if reason.startswith("tr") else 5_000)
+    [parked] = shop.kafka.records(NAMES.parked)
+    assert shop.parked()[0][0] == reason
+    before = len(asked(shop))
+    end(shop, "NOW")  # too late: it is parked
+    again = redriven_parked(parked, NAMES)
+    shop.kafka.append(again.topic, again.value, partition=again.partition, key=again.key, headers=again.headers)
+    shop.run(worker, 3_000)
+    assert (shop.delivered(), len(asked(shop))) == ([], before + 1)
+    end(shop, "NOW")
+    shop.run(worker, 3_000)
+    [record] = shop.delivered()
+    assert (record.value(), dict(record.headers())["UNIQ_KEY"]) == (b"paid", b"tx-1")
+    planner = Planner(NAMES.parked, RedriveRules(), RedriveLog(NAMES.parked), None)
+    planner.add(parked, decode(parked.headers(), trusted=True))
+    assert [letter.target for letter in planner.plan(cluster_id="", created_ms=0, choice={}).letters] == [NAMES.timers]
