@@ -14,6 +14,7 @@ from proof.simulate.clients import CrashedError, ProcessClients
 from proof.simulate.world import LEVELS, NAMES, PRODUCERS, World
 from rocketshim import Message, MessageView, Producer
 from rocketshim.errors import RocketshimError, SendTimeoutError
+from rocketshim.producer.arguments import Half
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["Sender"]
@@ -124,7 +125,8 @@ class Sender:
                 for _ in range((1, 1, 1, 2, 1, 0, 0, 0)[kind]):
                     self._next.append(lambda: self._end_transaction(result.msg_id, is_paid=pays))
 
-        sent = self._await(lambda: self._producer.sender.send(half, None, None, until_s, PRODUCERS), stored)
+        which = Half(PRODUCERS, self._producer.sender.new_id(), half)
+        sent = self._await(lambda: self._producer.sender.send(half, None, None, until_s, which), stored)
         if sent is not None:
             self._halves.add(sent)
 

@@ -22,12 +22,13 @@ Source: `TransactionMQProducer`, `TransactionListener` and `LocalTransactionStat
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, Unpack, overload
+from weakref import WeakValueDictionary
 
 from confluent_kafka import Message as Record
 
@@ -36,7 +37,15 @@ from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.core.clock import Clock
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import call_problem
-from rocketshim.errors import ConfigError, MalformedRecordError, MessageError, RocketshimError, TopicMissingError
+from rocketshim.errors import (
+    ClosedError,
+    ConfigError,
+    MalformedRecordError,
+    MessageError,
+    RocketshimError,
+    SendTimeoutError,
+    TopicMissingError,
+)
 from rocketshim.kafka.clients import (
     Clients,
     LastClientError,
@@ -46,7 +55,7 @@ from rocketshim.kafka.clients import (
     explained,
 )
 from rocketshim.logs import safe_logger
-from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, is_delayed
+from rocketshim.producer.arguments import NO_BODY, Half, MessageOptions, check_timeout, is_delayed
 from rocketshim.producer.producer import Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.settings.consumer import LitePullConsumerSettings
@@ -67,6 +76,7 @@ _ANSWER_S: Final = 3.0
 _LEAVE_S: Final = 10.0
 _SESSION_MS: Final = 10_000  # a program that died and starts again answers after this time; Kafka's default is 45 s
 _SHORTEST_MS: Final = 1_000
+_CHECK_AFTER_S: Final = 6.0  # RocketMQ: transactionTimeOut
 
 
 class LocalTransactionState(Enum):
@@ -108,15 +118,20 @@ class Transaction:
     Thread-safety: one thread at a time.
     """
 
-    def __init__(self, producer: "TransactionMQProducer", topic: str, sent: SendResult) -> None:
-        self.send_result: SendResult = sent
-        self.state: LocalTransactionState = LocalTransactionState.UNKNOWN
-        self._producer, self._topic = producer, topic
+    send_result: SendResult
+    state: LocalTransactionState
+
+    def __init__(
+        self, producer: "TransactionMQProducer", half: Half, running: MutableMapping[str, "Transaction"]
+    ) -> None:
+        self.state = LocalTransactionState.UNKNOWN
+        self._producer, self.half, self._running = producer, half, running
+        running[half.msg_id] = self
 
     @property
     def msg_id(self) -> str:
         """The id of the message and of the transaction: store it with the local transaction, and look for it there."""
-        return self.send_result.msg_id
+        return self.half.msg_id
 
     def commit(self, *, timeout_s: float = 3.0) -> None:
         """Have the message delivered: wait until the COMMIT is stored. It may be repeated.
@@ -133,10 +148,12 @@ class Transaction:
         self._end(LocalTransactionState.ROLLBACK_MESSAGE, timeout_s)
 
     def _end(self, state: LocalTransactionState, timeout_s: float) -> None:
+        check_timeout(timeout_s)
         if self.state not in {state, LocalTransactionState.UNKNOWN}:
             raise MessageError(f"transaction {self.msg_id}: {self.state.name} was sent before; {state.name} was not")
         self.state = state
-        _end(self._producer, state, self._topic, self.msg_id, timeout_s)
+        self._running.pop(self.msg_id, None)
+        _end(self._producer, state, self.half.message.topic, self.msg_id, timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +164,7 @@ class Transaction:
         if error is None and self.state is LocalTransactionState.UNKNOWN:
             with _logged(self.msg_id, LocalTransactionState.COMMIT_MESSAGE):
                 self.commit()
+        self._running.pop(self.msg_id, None)  # from now on the listener is asked
 
 
 class TransactionMQProducer(Producer):
@@ -181,12 +199,15 @@ class TransactionMQProducer(Producer):
         **values: Unpack[ProducerOptions],
     ) -> None:
         check: Any = getattr(listener, "check_local_transaction", listener)
-        if problem := call_problem(check, 1):
+        execute: Any = getattr(listener, "execute_local_transaction", None)
+        problem = call_problem(check, 1) or (execute is not None and call_problem(execute, 2))
+        if problem:
             raise ConfigError(f"listener={listener!r:.80}: {problem}; give a function of a message, or a listener")
         super().__init__(bootstrap, settings=settings, clients=clients, clock=clock, codec=codec, **values)
         self.group = check_group(group)
-        self._execute = getattr(listener, "execute_local_transaction", None)
-        self._checks = _Checks(self, check, clients)
+        self._execute = execute
+        self._running: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
+        self._checks = _Checks(self, check, clients, self._running)
 
     def start(self) -> None:
         """Begin to answer checks. The first transaction and `with` do it, too. It may be called twice.
@@ -200,7 +221,9 @@ class TransactionMQProducer(Producer):
         self._checks.start()
 
     @overload
-    def transaction(self, message: Message, *, check_after: Duration = "6s", timeout_s: float = 3.0) -> Transaction: ...
+    def transaction(
+        self, message: Message, *, check_after: Duration | None = None, timeout_s: float = 3.0
+    ) -> Transaction: ...
     @overload
     def transaction(
         self,
@@ -209,7 +232,7 @@ class TransactionMQProducer(Producer):
         body: object,
         *,
         codec: Codec[Any] | None = None,
-        check_after: Duration = "6s",
+        check_after: Duration | None = None,
         timeout_s: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> Transaction: ...
@@ -219,11 +242,11 @@ class TransactionMQProducer(Producer):
         body: Any = NO_BODY,
         *,
         codec: Codec[Any] | None = None,
-        check_after: Duration = "6s",
+        check_after: Duration | None = None,
         timeout_s: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> Transaction:
-        """Store a half message, and return its transaction. `send` has the same arguments.
+        """Store a half message, and return its transaction.
 
         Args:
             message: as of `send`, and so are body, codec, options and timeout_s. It has no delay and no name.
@@ -232,11 +255,13 @@ class TransactionMQProducer(Producer):
             timeout_s: see `send`.
             options: see `send`.
             check_after: when the worker asks for the outcome, if it does not have it: `"6s"`, seconds or a timedelta, 1
-                s or more. Longer than the local transaction takes. Then it asks each 30 s, 15 times.
+                s or more, counted from the send. Then it asks each 30 s, 15 times. This producer does not answer while
+                its transaction runs, but another one of the group may: see there. None: 6 s, or twice `timeout_s`, if
+                that is longer.
 
         Raises:
             All that `send` and `start` raise. No half message is stored then, or, after `SendTimeoutError`, perhaps one
-            of which nobody knows: the check ends it.
+            that the check ends. That is also raised if half of `check_after` has passed: there is too little time left.
         """
         wait_s = check_timeout(timeout_s)
         made = self.sender.message(message, body, codec, options)
@@ -245,20 +270,30 @@ class TransactionMQProducer(Producer):
             raise MessageError(
                 "a message in a transaction has a body, and no delay and no name: it is delivered by the commit"
             )
-        try:
-            is_enough = parse_duration_ms(check_after) >= _SHORTEST_MS
-        except ConfigError as error:
-            raise MessageError(f"check_after: {error}") from error
-        if not is_enough:
-            raise MessageError(f"check_after is {check_after!r:.80}: give 1 s or more")
+        check_s = _check_after_s(check_after, min(wait_s, self.settings.delivery_timeout_ms / 1_000))
         self.start()
-        half = replace(made, delay=check_after)
-        until_s = time.monotonic() + wait_s
-        future = self.sender.send(half, None, None, until_s, self.group)
-        return Transaction(self, made.topic, self._stored(future, repr(made.topic), timeout_s, until_s))
+        half = Half(self.group, self.sender.new_id(), made)
+        transaction = Transaction(self, half, self._running)
+        began_s = time.monotonic()
+        try:
+            waiting = replace(made, delay=check_s, delay_level=None, deliver_at=None)
+            future = self.sender.send(waiting, None, None, began_s + wait_s, half)
+            transaction.send_result = self._stored(future, repr(made.topic), timeout_s, began_s + wait_s)
+        except BaseException:
+            self._running.pop(half.msg_id, None)
+            raise
+        took_s = time.monotonic() - began_s
+        if took_s > check_s / 2:
+            with _logged(half.msg_id, LocalTransactionState.ROLLBACK_MESSAGE):
+                transaction.rollback()
+            raise SendTimeoutError(
+                f"the half message for {made.topic!r} was stored after {took_s:.1f} s, and the outcome is asked for "
+                f"after {check_s:g} s (check_after): too late to begin. It is rolled back"
+            )
+        return transaction
 
     def send_message_in_transaction(
-        self, message: Message, arg: Any = None, *, check_after: Duration = "6s", timeout_s: float = 3.0
+        self, message: Message, arg: Any = None, *, check_after: Duration | None = None, timeout_s: float = 3.0
     ) -> Transaction:
         """Store a half message, call the listener's `execute_local_transaction`, and send what it returns.
 
@@ -277,7 +312,7 @@ class TransactionMQProducer(Producer):
         if execute is None:
             raise MessageError("the listener has no execute_local_transaction: give it one, or use transaction()")
         transaction = self.transaction(message, check_after=check_after, timeout_s=timeout_s)
-        view = _half_message(message, transaction.send_result, self.names)
+        view = _half_message(transaction, self.names)
         state = _state_of(lambda: execute(view, arg), transaction.msg_id)
         with _logged(transaction.msg_id, state):
             if state is LocalTransactionState.COMMIT_MESSAGE:
@@ -291,8 +326,10 @@ class TransactionMQProducer(Producer):
 
         A listener that is being called has 10 s to return.
         """
-        self._checks.close()
-        super().close(timeout_s)
+        try:
+            self._checks.close()
+        finally:
+            super().close(timeout_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -311,10 +348,23 @@ def _state_of(ask: Callable[[], Any], msg_id: str) -> LocalTransactionState:
     return state
 
 
-def _half_message(message: Message, sent: SendResult, names: TopicNames) -> MessageView:
+def _check_after_s(given: Duration | None, wait_s: float) -> float:
+    """Return when the outcome is asked for, in seconds after the send, which may take this time."""
+    if given is None:
+        return max(_CHECK_AFTER_S, 2 * wait_s)
+    try:
+        check_ms = parse_duration_ms(given)
+    except ConfigError as error:
+        raise MessageError(f"check_after: {error}") from error
+    if check_ms < _SHORTEST_MS:
+        raise MessageError(f"check_after is {given!r:.80}: give 1 s or more")
+    return check_ms / 1_000
+
+
+def _half_message(transaction: Transaction, names: TopicNames) -> MessageView:
     """Return a half message as a check would have it, with the offset at which it is stored."""
-    born_ms = time.time_ns() // 1_000_000
-    made = source_record(message, names, uniq_key=sent.msg_id, born_ms=born_ms)
+    born_ms, sent = time.time_ns() // 1_000_000, transaction.send_result
+    made = source_record(transaction.half.message, names, uniq_key=sent.msg_id, born_ms=born_ms)
     record = Record(
         topic=made.topic,
         partition=sent.message_queue.queue_id,
@@ -348,31 +398,48 @@ class _Checks:
     """Reads the checks of a producer group in a thread, and answers them."""
 
     def __init__(
-        self, producer: TransactionMQProducer, check: Callable[[MessageView], Any], clients: Clients | None
+        self,
+        producer: TransactionMQProducer,
+        check: Callable[[MessageView], Any],
+        clients: Clients | None,
+        running: Mapping[str, Transaction],
     ) -> None:
         self._producer, self._check, self._clients = producer, check, clients or confluent_clients()
+        self._running = running  # nobody but those who run them knows what becomes of these
         self._closing = threading.Event()
         self._lock = threading.Lock()
+        self._failure: tuple[float, Exception] | None = None  # of the last start, and when
         self._consumer: LitePullConsumer | None = None
         self._thread: threading.Thread | None = None
         self.is_by_hand = False  # a test harness calls `answer`, and nothing is read
 
     def start(self) -> None:
-        """Join the group of readers, and start the thread."""
+        """Join the group of readers, and start the thread. Several callers share one attempt and its error."""
+        asked_s = time.monotonic()
         with self._lock:
             if self._thread is not None or self.is_by_hand:
                 return
+            if self._failure is not None and self._failure[0] >= asked_s:
+                raise self._failure[1]
             self._producer.sender.check_process()
-            self._consumer = self._opened()
+            if self._closing.is_set():
+                raise ClosedError("this producer is closed; create a new one")
+            try:
+                self._consumer = self._opened()
+            except Exception as error:
+                self._failure = time.monotonic(), error
+                raise
             self._thread = threading.Thread(target=self._read, name="rocketshim-checks", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread and leave the group. A listener that does not return is left alone."""
+        """End the thread and leave the group. A listener that does not return is left alone.
+
+        Without the lock: a signal handler may call it in a thread that waits in `start`.
+        """
         self._closing.set()
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
             thread.join(_LEAVE_S)
 
     def _opened(self) -> LitePullConsumer:
@@ -415,8 +482,12 @@ class _Checks:
                 if self._consumer is None:
                     self._consumer = self._opened()
                 for view in self._consumer.poll(100):
+                    if self._closing.is_set():
+                        break
                     self.answer(view)
             except Exception as error:  # noqa: BLE001 - nothing may end this thread
+                if self._consumer is not None and not self._consumer.is_running:
+                    return  # the program ends
                 _LOG.warning("producer.checks-unread", extra={"group": self._producer.group, "error": str(error)})
                 self._leave()
                 self._closing.wait(_AGAIN_S)
@@ -437,7 +508,13 @@ class _Checks:
         except MalformedRecordError as error:
             _LOG.warning("producer.check-malformed", extra={"record": coordinates(view.record), "error": str(error)})
             return
-        state = _state_of(lambda: self._check(view), msg_id)
+        if msg_id in self._running:
+            return
+        try:
+            state = _state_of(lambda: self._check(view), msg_id)
+        except BaseException:  # noqa: BLE001 - sys.exit of a listener ends neither this thread nor its membership
+            _LOG.exception("producer.transaction-unknown", extra={"msg_id": msg_id})
+            return
         if state is LocalTransactionState.UNKNOWN:
             return
         with _logged(msg_id, state):

@@ -1,14 +1,17 @@
 """Transactional messages on the in-memory Kafka: half messages, their ends, and the answers to checks."""
 
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rocketshim import Message, MessageView
 from rocketshim.clock import SystemClock
-from rocketshim.errors import ConfigError, MessageError, SendTimeoutError, TopicMissingError
+from rocketshim.errors import ClosedError, ConfigError, MessageError, SendTimeoutError, TopicMissingError
 from rocketshim.testing import InMemoryKafka
 from rocketshim.transactions import LocalTransactionState, TransactionMQProducer
 from rocketshim_topics import DelayLevels, Layout, TopicNames
@@ -305,3 +308,105 @@ def test_a_listener_that_hangs_does_not_keep_the_producer_open(
         if thread.name == "rocketshim-checks":
             thread.join(GUARD_S)
     assert commands(kafka) == []
+
+
+def test_nobody_answers_for_a_transaction_that_runs_here(
+    kafka: InMemoryKafka, producer: TransactionMQProducer, shop: Shop
+) -> None:
+    shop.answer = ROLLBACK
+    with producer.transaction("orders", b"paid") as transaction:
+        check(kafka, transaction.msg_id, 1)
+        check(kafka, "of-another", 1)
+        kafka.wait_until(lambda: ("CANCEL", "of-another") in commands(kafka), guard_s=GUARD_S)
+    assert [each for each, name in commands(kafka) if name == transaction.msg_id] == ["SET", "NOW"]
+    with pytest.raises(OSError, match="database"), producer.transaction("orders", b"paid") as transaction:
+        raise OSError("the database has not answered")
+    check(kafka, transaction.msg_id, 2)  # the block has ended, so the listener knows
+    kafka.wait_until(lambda: ("CANCEL", transaction.msg_id) in commands(kafka), guard_s=GUARD_S)
+    forgotten = producer.transaction("orders", b"paid").msg_id
+    check(kafka, forgotten, 3)  # nobody has this transaction any more
+    kafka.wait_until(lambda: ("CANCEL", forgotten) in commands(kafka), guard_s=GUARD_S)
+
+
+def test_a_transaction_whose_half_message_was_stored_too_late_does_not_begin(
+    kafka: InMemoryKafka, producer: TransactionMQProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, now_s = producer._stored, [0.0]
+
+    def late(*values: Any) -> Any:
+        now_s[0] += 0.6
+        return stored(*values)
+
+    monkeypatch.setattr(producer, "_stored", late)
+    monkeypatch.setattr("rocketshim.transactions.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with pytest.raises(SendTimeoutError, match="too late to begin"):
+        producer.transaction("orders", b"paid", check_after="1s", timeout_s=1e9)
+    assert [each for each, _ in commands(kafka)] == ["SET", "CANCEL"]
+
+
+@pytest.mark.parametrize(
+    ("options", "asked_ms"),
+    [({}, b"6000"), ({"timeout_s": 5}, b"10000"), ({"timeout_s": 1e9}, b"60000"), ({"check_after": "2m"}, b"120000")],
+)
+def test_the_outcome_is_asked_for_later_than_the_send_may_take(
+    kafka: InMemoryKafka, producer: TransactionMQProducer, options: Any, asked_ms: bytes
+) -> None:
+    producer.transaction("orders", b"paid", **options)
+    assert headers(log(kafka)[0])["DELAY_MS"] == asked_ms
+
+
+def test_a_level_of_no_delay_is_accepted(kafka: InMemoryKafka, producer: TransactionMQProducer) -> None:
+    with producer.transaction("orders", b"paid", delay_level=0):
+        pass
+    assert headers(log(kafka)[0])["DELAY_MS"] == b"6000"
+
+
+def test_a_listener_that_ends_the_program_ends_no_thread(
+    kafka: InMemoryKafka, producer: TransactionMQProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(message: MessageView) -> LocalTransactionState:
+        return COMMIT if message.msg_id == "tx-2" else sys.exit(3)
+
+    monkeypatch.setattr(producer._checks, "_check", answer)
+    for number in (1, 2):
+        check(kafka, f"tx-{number}", 1)
+    kafka.wait_until(lambda: commands(kafka) == [("NOW", "tx-2")], guard_s=GUARD_S)
+
+
+def test_a_closed_producer_starts_nothing(kafka: InMemoryKafka, shop: Shop) -> None:
+    producer = TransactionMQProducer("memory:1", group="shop", listener=shop, clients=kafka.clients())
+    producer.close()
+    with pytest.raises(ClosedError):
+        producer.start()
+
+
+def test_a_hook_may_replace_the_message(kafka: InMemoryKafka, producer: TransactionMQProducer, shop: Shop) -> None:
+    class Elsewhere:
+        def send_message_before(self, context: Any) -> None:
+            context.message = replace(context.message, topic="payments")
+
+        def send_message_after(self, context: Any) -> None:
+            pass
+
+    kafka.create_topic("payments", 1)
+    producer.register_send_message_hook(Elsewhere())
+    shop.answer = COMMIT
+    transaction = producer.send_message_in_transaction(Message("orders", b"paid"))
+    assert [view.topic for view, _ in shop.executed] == ["payments"]
+    assert [headers(each)["REAL_TOPIC"] for each in log(kafka)] == [b"payments", b"payments"]
+    assert commands(kafka) == [("SET", transaction.msg_id), ("NOW", transaction.msg_id)]
+
+
+@pytest.mark.parametrize("wrong", ["one", "asynchronous"])
+def test_a_local_transaction_that_cannot_be_called_is_refused(kafka: InMemoryKafka, wrong: str) -> None:
+    class One(Shop):
+        def execute_local_transaction(self, message: MessageView) -> LocalTransactionState:  # type: ignore[override]
+            raise AssertionError(message)
+
+    class Asynchronous(Shop):
+        async def check_local_transaction(self, message: MessageView) -> Any:  # type: ignore[override]
+            raise AssertionError(message)
+
+    listener: Any = One() if wrong == "one" else Asynchronous()
+    with pytest.raises(ConfigError, match="listener="):
+        TransactionMQProducer("memory:1", group="shop", listener=listener, clients=kafka.clients())

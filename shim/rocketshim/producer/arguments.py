@@ -4,7 +4,7 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Final, TypedDict
 
@@ -19,7 +19,16 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message, Properties
 from rocketshim_topics.names import TopicNames, group_of
 
-__all__ = ["NO_BODY", "MessageOptions", "RecordMaker", "check_timeout", "is_delayed", "message_of", "messages_of"]
+__all__ = [
+    "NO_BODY",
+    "Half",
+    "MessageOptions",
+    "RecordMaker",
+    "check_timeout",
+    "is_delayed",
+    "message_of",
+    "messages_of",
+]
 
 NO_BODY: Final[Any] = object()
 """Stands for a body that was not given; None is a tombstone."""
@@ -96,6 +105,18 @@ def messages_of(given: object) -> list[Message]:
     return [message_of(each, NO_BODY, {}) for each in given]
 
 
+@dataclass(eq=False, slots=True)
+class Half:
+    """What makes a message the half message of a transaction, which has an id before it is sent.
+
+    `message` is the one that was sent: a hook may have replaced it.
+    """
+
+    group: str  # of the producers that are asked
+    msg_id: str
+    message: Message
+
+
 def check_timeout(timeout_s: object) -> float:
     """Return a time-out in seconds that Python can wait for; `math.inf` and the like become some hundred years.
 
@@ -139,16 +160,17 @@ class RecordMaker:
         *,
         partition: int | None = None,
         timestamp_ms: int = 0,
-        asks: str | None = None,
+        half: Half | None = None,
     ) -> tuple[OutgoingRecord, str]:
         """Return the record of a message that is sent at this time of both clocks, and its id.
 
         `list_topics` of the Kafka client is called for a delayed message if its topic is not known.
         `timestamp_ms` is when the message was born, and its timestamp at the target; 0: now, and the time of delivery.
-        `asks` is the producer group of a half message.
         """
-        lane, uniq_key = 0, self._next_id()
-        if asks or (message.recallable and is_delayed(message)):
+        lane, uniq_key = 0, self.new_id() if half is None else half.msg_id
+        if half is not None:
+            half.message = message
+        if half is not None or (message.recallable and is_delayed(message)):
             message = replace(message, recallable=False, timer=uniq_key)
         if message.timer is not None:
             self._require_timers(list_topics)
@@ -166,7 +188,7 @@ class RecordMaker:
             real_qid=partition,
             max_delay_ms=self._max_delay_ms,
             timestamp_ms=timestamp_ms or None,
-            asks=asks,
+            asks=None if half is None else half.group,
         )
         return out, uniq_key
 
@@ -176,12 +198,13 @@ class RecordMaker:
         """Return the record of a command for a name, and its id. The names that a send accepts are legal."""
         if group_of(Message(topic, b"").topic) is not None or self._names.is_ours(topic):
             raise MessageError(f"no message for {topic} waits under a name: it takes no delayed messages from senders")
-        uniq_key = self._next_id()
+        uniq_key = self.new_id()
         out = timer_command(self._names, topic, timer, command, uniq_key=uniq_key, born_ms=sent_ms)
         self._require_timers(list_topics)
         return out, uniq_key
 
-    def _next_id(self) -> str:
+    def new_id(self) -> str:
+        """Return the id of a message."""
         prefix, counter = self._ids
         return f"{prefix}{next(counter):012X}"
 

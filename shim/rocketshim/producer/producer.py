@@ -34,6 +34,7 @@ from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.arguments import (
     NO_BODY,
+    Half,
     MessageOptions,
     RecordMaker,
     check_timeout,
@@ -456,34 +457,38 @@ class MessageSender:
         """Return the message of a send; see `message_of`."""
         return message_of(given, body, options, self.codec if codec is None else check_codec(codec))
 
+    def new_id(self) -> str:
+        """Return an id for a half message."""
+        return self._maker.new_id()
+
     def may_block(self, message: Message) -> bool:
         """Return whether the next send of a message may wait for an answer of the cluster, or for a Kafka client."""
         return not self._sender.is_open or is_delayed(message)
 
     def send(
-        self, message: Message, selector: Selector | None, arg: Any, until_s: float, asks: str | None = None
+        self, message: Message, selector: Selector | None, arg: Any, until_s: float, half: Half | None = None
     ) -> "Future[SendResult]":
-        """Send a message, with the hooks around it; wait for room until a monotonic time. `asks`: see `prepare`."""
+        """Send a message, with the hooks around it; wait for room until a monotonic time."""
         if not self.hooks:
-            return self.send_now(message, selector, arg, until_s, asks)
+            return self.send_now(message, selector, arg, until_s, half)
         with around(self.hooks, message) as context:
-            return observed(self.hooks, context, self.send_now(context.message, selector, arg, until_s, asks))
+            return observed(self.hooks, context, self.send_now(context.message, selector, arg, until_s, half))
 
     def send_now(
-        self, message: Message, selector: Selector | None, arg: Any, until_s: float, asks: str | None = None
+        self, message: Message, selector: Selector | None, arg: Any, until_s: float, half: Half | None = None
     ) -> "Future[SendResult]":
         """Send a message without the hooks."""
-        return self.give(self.prepare(message, selector, arg, asks), until_s)
+        return self.give(self.prepare(message, selector, arg, half), until_s)
 
     def prepare(
-        self, message: Message, selector: Selector | None = None, arg: Any = None, asks: str | None = None
+        self, message: Message, selector: Selector | None = None, arg: Any = None, half: Half | None = None
     ) -> PendingSend:
-        """Make the record of a message; of the half message of a transaction, `asks` is the producer group."""
+        """Make the record of a message."""
         self.check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         partition = None if selector is None else self._selected(message, selector, arg)
         out, uniq_key = self._maker.make(
-            message, self._sender.list_topics, sent_ns, sent_ms, partition=partition, asks=asks
+            message, self._sender.list_topics, sent_ns, sent_ms, partition=partition, half=half
         )
         size, most = record_size_bytes(out), self._settings.max_message_bytes
         if size + MAX_SHIM_HEADERS_BYTES > most:

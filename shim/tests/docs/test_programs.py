@@ -112,7 +112,7 @@ def test_transactions(harness: Harness, tmp_path: Path, monkeypatch: pytest.Monk
         given = "clients=CLIENTS, clock=CLOCK, group="
         return run(program.replace("group=", given), CLIENTS=harness.kafka.clients(), CLOCK=harness.clock)
 
-    here(block)["database"].close()
+    here(block)
     here(shape)
     harness.pass_time("1s")
     assert sorted(record.value() for record in harness.kafka.records("orders")) == [b"o-7 is paid", b"o-8 is paid"]

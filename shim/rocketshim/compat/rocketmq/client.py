@@ -38,7 +38,7 @@ from rocketshim.core import listener_answers
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel as ShimModel
 from rocketshim.core.user_values import call_problem
-from rocketshim.errors import ClosedError, ConfigError, NotSupportedError
+from rocketshim.errors import ClosedError, ConfigError, MessageError, NotSupportedError
 from rocketshim.filters.tag import check_tags
 from rocketshim.kafka.clients import Clients
 from rocketshim.settings import BOOTSTRAP_VARIABLE
@@ -540,10 +540,12 @@ class TransactionMQProducer(Producer):
             where the half message is stored, whatever the status.
 
         Raises:
-            ProducerSendSyncFailed: the message is not stored, and `local_execute` was not called.
+            ProducerSendSyncFailed: `local_execute` cannot be called so, or the message is not stored; not called.
         """
         with raised_as(ProducerSendSyncFailed):
             producer: Any = self._running()
+            if problem := call_problem(local_execute, 2):
+                raise MessageError(f"local_execute: {problem}; it gets a ReceivedMessage and user_args")
             arg = (local_execute, user_args)
             sent = producer.send_message_in_transaction(message.to_shim(), arg, timeout_s=self._timeout_s)
             return _result(sent.send_result)
