@@ -820,7 +820,7 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
 
 
 def _half_again(record: Record, names: TopicNames) -> OutgoingRecord:
-    """Return the command that sets a parked half message again, due at once."""
+    """Return the command that sets a parked half message again, due immediately."""
     shown = dict(headers_shown(record))
     target, name = ((shown.get(each) or b"").decode("utf-8", "replace") for each in (wire.REAL_TOPIC, wire.TIMER))
     again = {wire.TIMER_DO: b"SET", wire.DELAY_MS: b"0", wire.HOP_ID: coordinates(record).encode()}
