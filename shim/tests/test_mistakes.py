@@ -666,7 +666,11 @@ MISTAKES = {
     "a send before the start": Mistake(
         lambda: compat.Producer("g").send_sync(compat.Message("orders")), ProducerSendSyncFailed, "call start() first"
     ),
-    "half messages": Mistake(lambda: compat.TransactionMQProducer("g"), NotSupportedError, "an outbox table"),
+    "a checker that cannot be called": Mistake(
+        lambda: compat.TransactionMQProducer("g", "check"),
+        ConfigError,
+        "cannot be called",
+    ),
     "a domain of name servers": Mistake(
         lambda: compat.Producer("g").set_name_server_domain("x"), NotSupportedError, "set_name_server_address()"
     ),

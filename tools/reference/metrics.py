@@ -86,7 +86,7 @@ def _worker() -> WorkerState:
 def _exporter() -> ExporterState:
     partition = PartitionStanding("orders", 0, position=0, low=0, end=0)
     snapshot = Snapshot(
-        at_ms=0, queues=(DelayQueue(0, 1_000, partition),),
+        at_ms=0, queues=(DelayQueue(0, 1_000, partition),), timers=(DelayQueue(0, 0, partition),),
         groups=(GroupStanding("payments", partitions=(partition,)),),
         dead=(TopicSnapshot("rmq.dlq.payments", "payments", 0, 0),), parked=TopicSnapshot("rmq.parked", None, 0, 0),
     )  # fmt: skip
