@@ -313,7 +313,10 @@ class TransactionMQProducer(Producer):
             raise MessageError("the listener has no execute_local_transaction: give it one, or use transaction()")
         transaction = self.transaction(message, check_after=check_after, timeout_s=timeout_s)
         view = _half_message(transaction, self.names)
-        state = _state_of(lambda: execute(view, arg), transaction.msg_id)
+        try:
+            state = _state_of(lambda: execute(view, arg), transaction.msg_id)
+        finally:
+            self._running.pop(transaction.msg_id, None)  # from now on the listener is asked
         with _logged(transaction.msg_id, state):
             if state is LocalTransactionState.COMMIT_MESSAGE:
                 transaction.commit()

@@ -328,6 +328,15 @@ def test_nobody_answers_for_a_transaction_that_runs_here(
     kafka.wait_until(lambda: ("CANCEL", forgotten) in commands(kafka), guard_s=GUARD_S)
 
 
+def test_a_local_transaction_with_an_unknown_outcome_is_asked_about_while_its_result_is_kept(
+    kafka: InMemoryKafka, producer: TransactionMQProducer, shop: Shop
+) -> None:
+    kept = producer.send_message_in_transaction(Message("orders", b"paid"))
+    shop.answer = COMMIT
+    check(kafka, kept.msg_id)
+    kafka.wait_until(lambda: ("NOW", kept.msg_id) in commands(kafka), guard_s=GUARD_S)
+
+
 def test_a_transaction_whose_half_message_was_stored_too_late_does_not_begin(
     kafka: InMemoryKafka, producer: TransactionMQProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
