@@ -382,7 +382,9 @@ def test_a_missing_record_is_explained_only_by_a_gap_that_may_have_held_it(spark
         (None, "other", "mails", "lost", None, 0, True, False, 0, ms(1), ms(2)),
         ("g", "fine", "orders", "acknowledged", "orders/0/3", 0, True, False, 3, ms(1), ms(2)),
     ]
-    lived = small_frame(spark, rows, schema)
+    named = "lost-first"
+    kind = F.when(F.col("msg_id") == named, "timer").otherwise("source")
+    lived = small_frame(spark, rows, schema).withColumn("history", F.array(F.struct(kind.alias("kind"))))
 
     def explained(*gaps: tuple[str, int, int], found_at: int = 2) -> set[str]:
         noted = [(ms(found_at), topic, "id", 0, low, high, "expired") for topic, low, high in gaps]
@@ -400,6 +402,7 @@ def test_a_missing_record_is_explained_only_by_a_gap_that_may_have_held_it(spark
     assert explained(*twice, found_at=1) == {"first", "last"}
     assert explained(("rmq.retry.g", 0, 1), found_at=1) == {"broken"}
     assert explained(("rmq.retry.g", 0, 1), found_at=0) == set()
+    assert explained(("rmq.timers", 0, 1)) == {named}
     listed = audit.residuals(lived, small_frame(spark, [], GAPS))
     rows_with_history = lived.withColumn("history", lived.msg_id)
     account = {row.topic: row for row in audit.transform(rows_with_history, listed).collect()}
