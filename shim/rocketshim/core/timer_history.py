@@ -200,10 +200,11 @@ def timer_histories(
     """
     table, target = TimerTable(), topic.encode()
     events: dict[bytes, list[TimerEvent]] = {name.encode(): [] for name in names}
-    before = {name.encode(): each.generation for name, each in stored.items() if each.generation < first_offset}
+    known = {name.encode(): each for name, each in stored.items() if each.generation < first_offset}
+    before = {key: each.generation for key, each in known.items()}
     certain = {name: first_offset == 0 or name in before for name in events}
-    for key, generation in before.items():
-        table.load(key, generation, is_pending=True)
+    for key, each in known.items():
+        table.load(key, each.generation, is_pending=True, recurs=each.recurs)
     for record in records:
         with suppress(MalformedRecordError):
             headers = read_headers(record)

@@ -51,10 +51,10 @@ class Log:
         self.kafka.delete_topic("waits")
         return self.put(fire(stored, decode(waiting.headers, trusted=True), NAMES))
 
-    def history(self, first: int = 0, stored: int | None = None) -> TimerHistory:
+    def history(self, first: int = 0, stored: int | None = None, *, recurs: bool = False) -> TimerHistory:
         """What became of the name, if retention has deleted what is before `first`, and the worker has stored it."""
         records = self.kafka.records(NAMES.timers, PARTITION)[first:]
-        state = {} if stored is None else {"o-7": PendingTimer(9, "orders", "o-7", PARTITION, stored)}
+        state = {} if stored is None else {"o-7": PendingTimer(9, "orders", "o-7", PARTITION, stored, recurs)}
         return timer_histories(records, "orders", ["o-7"], first_offset=first, stored=state)["o-7"]
 
 
@@ -187,6 +187,15 @@ def test_a_message_that_is_older_than_the_log_is_known_from_the_stored_state() -
     cut = log.history(first=1, stored=0)
     assert (cut.fate()[0], cut.events[-1].offset, cut.events[-1].effect) == (TimerFate.CANCELLED, at, Effect.FORGET)
     assert log.history(first=0, stored=0).fate()[0] is TimerFate.CANCELLED, "what the log has needs no state"
+
+
+def test_a_message_that_recurs_and_was_stored_before_what_is_read_waits_after_its_fire() -> None:
+    log = Log()
+    log.put(log.sent(Message("orders", b"x", timer="o-7", every="1m")))
+    at = log.fire(0)
+    read = log.history(first=1, stored=0, recurs=True)
+    assert (read.fate()[0], read.last) == (TimerFate.PENDING, at)
+    assert read.outcome().set_at == at
 
 
 def test_a_now_for_a_message_that_retention_has_deleted_is_unknown() -> None:
