@@ -155,7 +155,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         .withColumn("checked_names", _names(F.col("checked")))
         .withColumn("at", F.concat_ws("/", "topic", F.col("partition").cast("string"), F.col("offset").cast("string")))
     )
-    probe = (kind == "schedule") & (F.size("headers") == 1) & _value("CLOCK").isNotNull()
+    probe = kind.isin("schedule", "timer") & (F.size("headers") == 1) & _value("CLOCK").isNotNull()
     read = read.filter(~_is_true(probe))
     hop = _text("HOP_ID")
     has_hop_id = _is_true(hop.rlike(_COORDINATES))

@@ -131,6 +131,7 @@ def test_a_redriven_dead_letter_is_a_replay_on_its_target_topic(events: Callable
 def test_clock_probes_group_logs_and_other_namespaces_give_no_events(events: Callable[..., list[Row]]) -> None:
     assert not events(
         record(NAMES.schedule, [("CLOCK", b"")]),
+        record(NAMES.timers, [("CLOCK", b"1")]),
         record("rmq.group.pay", None),
         record("rmq.redrive", None),
         record("other.rmq.retry.pay", None),
