@@ -1,27 +1,28 @@
 """A run with transactions: producers are killed at each point of one, and the database says what has to come."""
 
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka.admin import AdminClient
 
+from proof.chaos.children import start_module
 from proof.timers.stage import NAMES, open_stage
-from proof.transactions.service import GROUP, Point, database, died, is_paid, paid_numbers, pay
+from proof.transactions.service import GROUP, Point, database, died, is_paid, paid_numbers, point_of
 from rocketshim.transactions import TransactionMQProducer
 from rocketshim_topics import DelayLevels, Layout, provision
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["Course", "Findings", "judged", "transactions"]
 
 _LOOK_S: Final = 1.0
 _END_S: Final = 900.0
-_ALIVE_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,20 @@ def transactions(folder: Path, course: Course, report: Callable[[str], None]) ->
         admin = AdminClient({"bootstrap.servers": stage.bootstrap})
         provision.ensure_topics(admin, [Layout(NAMES, DelayLevels.default()).check(GROUP)])
         stage.start_worker("1")
-        path = folder / "shop.db"
+        path, wrong = folder / "shop.db", list[str]()
         database(path).close()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["proof.transactions.service"])
-        orders = {number: list(Point)[number % len(Point)] for number in range(course.times * len(Point))}
+        died(path).touch()
+        orders = {number: point_of(number) for number in range(course.times * len(Point))}
         every = max(1, len(orders) // (course.kills + 1))
-        wrong: list[str] = []
-        with ThreadPoolExecutor(course.at_once) as pool:
-            runs = pool.map(lambda each: _killed(context, stage.bootstrap, path, *each), orders.items())
-            for done, _ in enumerate(runs, start=1):
-                if done % every == 0 and done // every <= course.kills:
-                    stage.kill("1")
-                    stage.start_worker("1")
-                    report(f"kill -9 of the worker after {done} orders")
+        words = ["proof.transactions.service", stage.bootstrap, str(path), str(len(orders)), str(course.at_once)]
+        nursery = start_module(words, folder / "service.log")
+        for kill in range(1, course.kills + 1):
+            until = partial(_has_died, nursery, path, kill * every)
+            stage.until(until, _END_S, "the death of so many producers")
+            stage.kill("1")
+            stage.start_worker("1")
+            report(f"kill -9 of the worker after {kill * every} orders")
+        nursery.wait(_END_S)
         report(f"{len(orders)} producers are killed")
         began_s = time.monotonic()
         with TransactionMQProducer(stage.bootstrap, group=GROUP, listener=is_paid(path)):
@@ -100,12 +101,9 @@ def transactions(folder: Path, course: Course, report: Callable[[str], None]) ->
         return judged(orders, paid, delivered, seconds, [*stage.wrong, *wrong], exactly_once=course.exactly_once)
 
 
-def _killed(context: ForkServerContext, bootstrap: str, path: Path, number: int, point: Point) -> None:
-    """Let a process pay an order until it dies. Its exit code says little: the fork server may lose it."""
-    process = context.Process(target=pay, args=(bootstrap, path, number, point))
-    process.start()
-    process.join(_ALIVE_S)
-    process.kill()
+def _has_died(nursery: "subprocess.Popen[bytes]", path: Path, count: int) -> bool:
+    """Whether this number of processes have died, or no more will."""
+    return nursery.poll() is not None or len(died(path).read_text().split()) >= count
 
 
 def judged(

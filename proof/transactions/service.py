@@ -1,12 +1,15 @@
 """A service that pays orders: it writes a database and sends a message in one transaction, and dies at a given point.
 
-Each process handles one order. What it has paid stands in the database with the id of the transaction.
+Each process handles one order. What it has paid stands in the database with the id of the transaction. A process that
+has loaded everything, and opens no client, starts them: `python -m proof.transactions.service BROKER DATABASE ORDERS
+AT_ONCE`.
 """
 
 import os
 import random
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from enum import IntEnum
@@ -17,11 +20,12 @@ from proof.timers.stage import TARGET
 from rocketshim import MessageView
 from rocketshim.transactions import LocalTransactionState, TransactionMQProducer
 
-__all__ = ["GROUP", "Point", "database", "died", "is_paid", "paid_numbers", "pay"]
+__all__ = ["GROUP", "Point", "database", "died", "is_paid", "paid_numbers", "pay", "point_of"]
 
 GROUP: Final = "shop"
 _AT_ONCE_S: Final = 0.004
 _LOCK_S: Final = 60.0
+_SEND_S: Final = 10.0
 
 
 class Point(IntEnum):
@@ -34,6 +38,11 @@ class Point(IntEnum):
     PAID = 5
     COMMITTING = 6  # the COMMIT is on its way
     COMMITTED = 7
+
+
+def point_of(number: int) -> Point:
+    """Return where the process of an order dies."""
+    return list(Point)[number % len(Point)]
 
 
 def database(path: Path) -> sqlite3.Connection:
@@ -87,7 +96,7 @@ def pay(bootstrap: str, path: Path, number: int, point: Point) -> None:
     on_its_way = Point.SENDING_HALF
     with Doomed(bootstrap, group=GROUP, listener=is_paid(path)) as producer:
         die(Point.BEFORE)
-        transaction = producer.transaction(TARGET, b"%d" % number, timeout_s=_LOCK_S)
+        transaction = producer.transaction(TARGET, b"%d" % number, timeout_s=_SEND_S)
         die(Point.HALF)
         mine = database(path)
         mine.execute("BEGIN IMMEDIATE")
@@ -98,3 +107,22 @@ def pay(bootstrap: str, path: Path, number: int, point: Point) -> None:
         on_its_way = Point.COMMITTING
         transaction.commit(timeout_s=_LOCK_S)
         die(Point.COMMITTED)
+
+
+def main(bootstrap: str, path: Path, orders: int, at_once: int) -> None:
+    """Start a process for each order, some at the same time, and wait until all have died."""
+    running = 0
+    for number in range(orders):
+        if running == at_once:
+            os.wait()
+            running -= 1
+        running += 1
+        if os.fork() == 0:
+            pay(bootstrap, path, number, point_of(number))
+            os._exit(1)  # it should have died
+    for _ in range(running):
+        os.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
