@@ -76,7 +76,7 @@ def transactions(folder: Path, course: Course, report: Callable[[str], None]) ->
         nursery = start_module(words, folder / "service.log")
         for kill in range(1, course.kills + 1):
             until = partial(_has_died, nursery, path, kill * every)
-            stage.until(until, _END_S, "the death of so many producers")
+            stage.until(until, _END_S, "the deaths of producers")
             stage.kill("1")
             stage.start_worker("1")
             report(f"kill -9 of the worker after {kill * every} orders")
