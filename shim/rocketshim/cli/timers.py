@@ -44,6 +44,10 @@ Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic of the messages.", autocompletion=complete_topic)
 ]
 
+OfTopic = Annotated[
+    str | None, selection("--topic", "-t", help="Only messages for this topic.", autocompletion=complete_topic)
+]
+
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="The names of the messages.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it, only show what became of them.")]
 
@@ -52,9 +56,7 @@ Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it, only sh
 def ls(
     *,
     at: Connected,
-    topic: Annotated[
-        str | None, selection("--topic", "-t", help="Only messages for this topic.", autocompletion=complete_topic)
-    ] = None,
+    topic: OfTopic = None,
     name: Annotated[
         str | None, selection("--name", metavar="NAME|PREFIX*", help="Only this name, or names that begin like this.")
     ] = None,
@@ -101,7 +103,7 @@ def show(
     show_history(at, topic, name, as_json=as_json, kind=FoundTimer)
 
 
-def show_history(at: Connection, topic: str, name: str, *, as_json: bool, kind: "type[FoundTimer]") -> None:
+def show_history(at: Connection, topic: str, name: str, *, as_json: bool, kind: type[FoundTimer]) -> None:
     """Show what became of a name, in the words of a kind."""
     check_names(topic, [name])
     with at.reader() as reader:
@@ -187,11 +189,10 @@ def run_command(
     *,
     apply: bool,
     as_json: bool,
-    kind: "type[FoundTimer] | None" = None,
+    kind: type[FoundTimer] = FoundTimer,
 ) -> None:
     """Show what became of names, or send the command for each and show what it did, in the words of a kind."""
     check_names(topic, names := list(dict.fromkeys(given)))
-    kind = kind or FoundTimer
     word = kind.words.get(command, command.value)
     with at.reader() as reader:
         states = read_states(reader, at.names, topic, names, counting)

@@ -11,11 +11,10 @@ import typer
 
 from rocketshim.admin.record_view import time_text
 from rocketshim.admin.timer_view import FoundTimer, from_now
-from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Json, selection
 from rocketshim.cli.records import counting, show_rows
-from rocketshim.cli.timers import Topic, run_command, show_history
+from rocketshim.cli.timers import Apply, OfTopic, Topic, run_command, show_history
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate
 from rocketshim.errors import ConfigError
@@ -40,16 +39,13 @@ _ENDED: Final[dict[Effect | None, str]] = {
 }
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="The ids of the messages.")]
-Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it, only show what became of them.")]
 
 
 @app.command(epilog="Example: rocketshim tx ls --producer-group shop --asked 3")
 def ls(
     *,
     at: Connected,
-    topic: Annotated[
-        str | None, selection("--topic", "-t", help="Only messages for this topic.", autocompletion=complete_topic)
-    ] = None,
+    topic: OfTopic = None,
     producer_group: Annotated[str | None, selection(help="Only messages of these producers.")] = None,
     asked: Annotated[
         int, typer.Option(min=0, max=MOST_CHECKS, help="Only messages whose producers were asked this often or more.")

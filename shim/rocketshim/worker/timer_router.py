@@ -210,9 +210,8 @@ class TimerRouter(Router):
 
     def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Kind) -> HopGroup:
         partition = self._queue_for(change.due_ms, told)
-        era = 0 if told.owned.table is None else told.owned.table.era
         out = scheduled_timer(
-            told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition, era=era
+            told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition, era=told.owned.era
         )
         return _hop(told.index, out, change.due_ms, kind)
 
@@ -235,7 +234,7 @@ class TimerRouter(Router):
             judged.envelope,
             applied=told.record.offset(),
             append_ms=told.record.timestamp()[1],
-            era=0 if told.owned.table is None else told.owned.table.era,
+            era=told.owned.era,
             generation=change.after,
             due_ms=change.due_ms,
             since_ms=change.since_ms,

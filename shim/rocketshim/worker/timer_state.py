@@ -74,6 +74,11 @@ class OwnedTimers:
         """How many names are pending, as far as it is known."""
         return 0 if self.table is None else len(self.table)
 
+    @property
+    def era(self) -> int:
+        """In which the offsets of the log count."""
+        return 0 if self.table is None else self.table.era
+
     def keep_half(self, name: bytes, record: Any) -> None:
         """Keep a half message until its transaction ends, or until there are too many later ones."""
         self.halves[name, record.offset()] = record
