@@ -248,7 +248,7 @@ def test_a_producer_is_asked_about_its_transactions(secured: Secured, exactly_on
         client=secured.client("producer"),
     )  # fmt: skip
     with running(worker), consumer, producer:
-        producer.transaction(TOPIC, mark, check_after="1s", timeout_s=DEADLINE_S)
+        producer.transaction(TOPIC, mark, check_after="8s", timeout_s=DEADLINE_S)
         assert asked.wait(DEADLINE_S)
         assert received.wait(DEADLINE_S)
     others = TransactionMQProducer(
