@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from rocketshim.core.named_timers import Command, Effect, TimerTable
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import checks_left, command_problem, is_misplaced, timer_times
+from rocketshim_topics.hops import checks_left, command_problem, is_misplaced, timer_digest, timer_times
 from rocketshim_topics.hops.timers import COMMANDED_BY
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, decode, read_headers
 
@@ -203,8 +203,8 @@ def timer_histories(
     known = {name.encode(): each for name, each in stored.items() if each.generation < first_offset}
     before = {key: each.generation for key, each in known.items()}
     certain = {name: first_offset == 0 or name in before for name in events}
-    for key, each in known.items():
-        table.load(key, each.generation, is_pending=True, recurs=each.recurs)
+    for each in known.values():
+        table.load(timer_digest(topic, each.name), each.generation, is_pending=True, recurs=each.recurs)
     for record in records:
         with suppress(MalformedRecordError):
             headers = read_headers(record)
@@ -220,7 +220,7 @@ def timer_histories(
             change = table.apply(
                 offset,
                 command,
-                name,
+                timer_digest(topic, envelope.timer or ""),
                 generation=envelope.timer_set_at,
                 due_ms=times.next_ms,
                 appended_ms=stored_ms,

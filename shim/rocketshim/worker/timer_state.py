@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rocketshim.core.level_queue import LevelQueue
-from rocketshim.core.named_timers import Change, Command, TimerTable
+from rocketshim.core.named_timers import NAME_BYTES, Change, Command, TimerTable
 from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import BrokerUnavailableError, RocketshimError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -340,7 +340,7 @@ class TimerLoader:
 
 def _load(table: TimerTable, record: Any) -> None:
     envelope = decode(read_headers(record), trusted=True)
-    if envelope.timer_set_at is not None:
+    if envelope.timer_set_at is not None and len(record.key() or b"") == NAME_BYTES:
         table.load(
             record.key(),
             envelope.timer_set_at,

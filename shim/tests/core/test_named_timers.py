@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
+from rocketshim.core.named_timers import NAME_BYTES, Change, Command, Effect, Generations, TimerTable
 
-NAME = b"o-7"
+NAME = b"digest of the o7"
 
 
 def table(*commands: tuple[Command, int | None]) -> tuple[TimerTable, list[Effect]]:
@@ -101,6 +101,27 @@ def test_a_message_that_cannot_wait_frees_its_name() -> None:
     assert not made.forget(NAME, 0)
     assert made.forget(NAME, 1)
     assert made.apply(2, Command.SET_IF_ABSENT, NAME).effect is Effect.SCHEDULE
+
+
+ALIKE = st.integers(0, NAME_BYTES).map(lambda at: (b"\1".rjust(at, b"\0") if at else b"").ljust(NAME_BYTES, b"\0"))
+STEP = st.tuples(st.sampled_from(["keep", "keep", "pop", "get"]), ALIKE, st.sampled_from([0, 1, 256, 2**63 - 1]))
+
+
+@settings(max_examples=300)
+@given(st.lists(STEP, max_size=60))
+def test_generations_are_found_as_in_a_dict_also_if_names_and_numbers_look_alike(
+    steps: list[tuple[str, bytes, int]],
+) -> None:
+    found, plain = Generations(), dict[bytes, int]()
+    for do, name, number in steps:
+        assert found.get(name) == plain.get(name)
+        if do == "keep":
+            found.keep(name, number)
+            plain[name] = number
+        elif do == "pop":
+            assert found.pop(name) == plain.pop(name, None)
+    assert len(found) == len(plain)
+    assert dict(found.items()) == plain
 
 
 def test_a_half_message_is_asked_about_until_it_is_committed() -> None:
@@ -284,7 +305,7 @@ def test_any_program_with_deaths_between_any_two_writes_delivers_what_the_log_sa
 ) -> None:
     dice = Random(seed)  # noqa: S311 - a test, no secret
     world = World(dice, exactly_once)
-    names = [b"n%d" % number for number in range(dice.randint(1, 6))]
+    names = [b"digest%010d" % number for number in range(dice.randint(1, 6))]
     for _ in range(dice.randint(20, 120)):
         name, due = dice.choice(names), world.now + dice.randint(0, 20)
         kind = dice.random()

@@ -225,13 +225,14 @@ def test_a_log_that_was_cut_never_says_what_the_whole_log_denies(commands: list[
                 log.fire(sets[number % len(sets)])
         else:
             log.command(command)
-    whole = log.history()
+    whole, name = log.history(), timer_digest("orders", "o-7")
     stored = {}  # each state of the worker, at the offset from which the log is read then
     for each in whole.events:
-        table.apply(each.offset, each.command, timer_digest("orders", "o-7"), generation=_of_fire(log, each.offset))
-        stored |= {generation + 1: generation for generation in table._pending.values()}
+        table.apply(each.offset, each.command, name, generation=_of_fire(log, each.offset))
+        if (generation := table.pending(name)) is not None:
+            stored[generation + 1] = generation
     pending = {each.offset for each in whole.events if whole.fate(each.offset)[0] is TimerFate.PENDING}
-    assert pending == set(table._pending.values())
+    assert pending == {table.pending(name)} - {None}
     cut = log.history(first=min(first, len(whole.events)))
     known = {each.offset: each.effect for each in whole.events}
     assert all(each.effect in {None, known[each.offset]} for each in cut.events)

@@ -272,6 +272,20 @@ def test_a_successor_knows_what_is_pending_what_was_cancelled_and_what_was_repla
     assert second.counts.timers[("SET-IF-ABSENT", False)] == 1
 
 
+def test_a_state_whose_key_is_no_digest_is_passed_over(sim: Any) -> None:
+    first = sim.worker()
+    sim.command(value=b"stays", delay_ms=3_000)
+    sim.run(first, 500)
+    first.close()
+    stored = sim.kafka.records(NAMES.timer_state, MINE)[0]
+    sim.kafka.append(NAMES.timer_state, stored.value(), key=b"mine", partition=MINE, headers=list(stored.headers()))
+    second = sim.worker()
+    sim.run(second, 500)
+    assert pending(second) == 1
+    sim.run(second, 10_000)
+    assert bodies(sim) == [b"stays"]
+
+
 def test_a_state_that_was_lost_is_made_from_the_log(sim: Any) -> None:
     first = sim.worker()
     sim.command(timer="stays", value=b"stays", delay_ms=3_000)
