@@ -61,9 +61,9 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim.admin.statistics import FINGERPRINT_PATTERN, MAX_FINGERPRINT_CHARS
 from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.causes import FINGERPRINT_PATTERN, MAX_FINGERPRINT_CHARS
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 from rocketshim_topics.limits import CONTROL_CHARACTERS, INT_MAX, LONG_MAX
 from rocketshim_topics.names import SHIM_TOPIC

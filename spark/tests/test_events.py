@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from rocketshim.admin.statistics import fingerprint
 from rocketshim_spark.errors import SessionError
 from rocketshim_spark.events import EventParams, event_topics, kind_of, transform
 from rocketshim_spark.redrive_marks import join_settled, settled
 from rocketshim_topics import Envelope, TopicNames, decode, encode
+from rocketshim_topics.causes import fingerprint
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import redrive_count
 from rocketshim_topics.redrive_log import BeginRecord, MarkRecord, RedriveLog, encode_redrive_record, record_digest

@@ -34,8 +34,9 @@ from collections.abc import Container
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
 
+from rocketshim_topics.causes import fingerprint
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, redrive_count, redriven
 from rocketshim_topics.limits import INT_MAX
@@ -68,7 +69,8 @@ class PlannedLetter(NamedTuple):
         digest: its `record_digest`.
         target: physical topic to send it to; `""`: discard it.
         cause: exception class of its failure.
-        id: id of its message. Here and in `cause`, bytes that are not UTF-8 are escaped.
+        id: id of its message. Here, in `cause` and in `text`, bytes that are not UTF-8 are escaped.
+        text: fingerprint of the failure's text; `""`: it has none, or the plan was made before plans had texts.
     """
 
     partition: int
@@ -77,6 +79,7 @@ class PlannedLetter(NamedTuple):
     target: str
     cause: str
     id: str
+    text: str = ""
 
 
 class HeldBack(NamedTuple):
@@ -144,17 +147,24 @@ class RedrivePlan(BaseModel):
     held_back: tuple[HeldBack, ...]
     log_end: Annotated[int, Field(ge=0)] = 0
 
+    @field_serializer("letters")
+    def _rows(self, letters: tuple[PlannedLetter, ...]) -> list[tuple[int | str, ...]]:
+        """Write a letter without a text as in plans that were made before plans had texts: their ids stay valid."""
+        return [letter if letter.text else letter[:-1] for letter in letters]
+
     @cached_property
     def id(self) -> str:
-        """The first 20 hex digits of the SHA-256 of its content, computed once: that takes 10 ms for 10,000 letters."""
+        """The first 20 hex digits of the SHA-256 of its content, computed once: that takes 25 ms for 10,000 letters."""
         left_out = None if self.log_end else {"log_end"}  # as in plans that were made before it existed
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()[:20]
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of dead letters by cause and target, and of those held back by reason."""
+        """Return the numbers of dead letters by class, cause and target, and of those held back by reason."""
+        causes = Counter((letter.cause or "unknown", letter.text) for letter in self.letters).most_common()
         return {
             "letters": len(self.letters),
             "by_cause": dict(Counter(letter.cause or "unknown" for letter in self.letters).most_common()),
+            "causes": [{"cause": cause, "text": text, "count": count} for (cause, text), count in causes],
             "by_target": dict(Counter(letter.target for letter in self.letters if letter.target).most_common()),
             "held_back": dict(Counter(_kind(each.reason) for each in self.held_back).most_common()),
         }
@@ -290,7 +300,8 @@ class Planner:
             self._held_back.append(HeldBack(*position, reason, cause))
             return
         uniq_key = envelope.uniq_key or f"{record.topic()}/{position[0]}/{position[1]}"
-        self._letters.append((PlannedLetter(*position, digest, target, cause, _json_safe(uniq_key)), attempt))
+        text = _json_safe(fingerprint(envelope.fail_text))
+        self._letters.append((PlannedLetter(*position, digest, target, cause, _json_safe(uniq_key), text), attempt))
 
     def pass_over(self, record: Record, envelope: Envelope, *, known: str | None = None) -> None:
         """Pass over a dead letter that was not selected. If it was redriven before, its duplicates are held back.

@@ -51,11 +51,18 @@ def reasons(plan: RedrivePlan) -> list[str]:
 
 
 def test_a_plan_freezes_place_digest_and_target(store: Any) -> None:
-    record = letter(store, 7)
+    record = letter(store, 7, fail_text="order 7 timed out")
     plan = planned([record])
-    assert plan.letters == ((0, 7, record_digest(record), "rmq.retry.g", "Timeout", "m7"),)
+    assert plan.letters == ((0, 7, record_digest(record), "rmq.retry.g", "Timeout", "m7", "order # timed out"),)
     assert planned([record], RedriveRules(to_source=True)).letters[0].target == "orders"
     assert planned([record], RedriveRules(action="discard")).letters[0].target == ""
+
+
+def test_a_plan_from_before_plans_had_texts_keeps_its_id(store: Any) -> None:
+    plan = planned([letter(store, 7)])
+    old = {**json.loads(plan.to_json()), "id": "119271576028e48919c3"}
+    assert [len(row) for row in old["letters"]] == [6]
+    assert RedrivePlan.from_json(json.dumps(old)).letters == plan.letters
 
 
 @pytest.mark.parametrize(

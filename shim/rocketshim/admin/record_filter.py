@@ -1,15 +1,18 @@
 """Select records of a topic by the options of the commands: a condition, tags, a key, a time."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Self
 
 from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.statistics import cause_of
 from rocketshim.admin.times import past_ms
 from rocketshim.errors import ConfigError
 from rocketshim.filters import SqlFilter
 from rocketshim.filters.tag import check_tags
 from rocketshim_topics import TopicNames
+from rocketshim_topics.causes import cause_id
 
 __all__ = ["RecordFilter", "selecting"]
 
@@ -30,9 +33,17 @@ class RecordFilter:
     """The records that the user selected by options."""
 
     def __init__(
-        self, *, where: str | None = None, tags: str | None = None, key: str | None = None, since: str | None = None
+        self,
+        *,
+        where: str | None = None,
+        tags: str | None = None,
+        key: str | None = None,
+        since: str | None = None,
+        cause: str | None = None,
     ) -> None:
-        given = {"where": where, "tags": tags, "key": key, "since": since}
+        if cause is not None and re.fullmatch("[0-9a-f]{12}", cause) is None:
+            raise ConfigError(f"--cause {cause!r:.80}: write the id of a cause, 12 digits, as `stats` shows it")
+        given = {"where": where, "tags": tags, "key": key, "since": since, "cause": cause}
         self.written = {name: text for name, text in given.items() if text is not None}
         self.everything = True  # also records that were sent again or discarded
         self.newest: int | None = None  # only the last ones of each partition
@@ -40,6 +51,8 @@ class RecordFilter:
         self._unseen = set() if where is None else set(SqlFilter(where).properties)
         self._examined_any = False
         self._key = key
+        self._cause = cause
+        self._found_cause = False
         self._tests: list[Callable[[RecordView], bool]] = []
         self.since_ms = None if since is None else past_ms(since, time.time_ns() // 1_000_000, "--since")
 
@@ -61,6 +74,10 @@ class RecordFilter:
         self._examined_any = True
         if self._unseen:
             self._unseen.difference_update(name for name, _ in entry.properties)
+        if self._cause is not None:
+            if cause_id(*cause_of(entry)) != self._cause:
+                return False
+            self._found_cause = True
         if not (self._selects(entry.properties) and all(test(entry) for test in self._tests)):
             return False
         if self._key is None:
@@ -69,7 +86,9 @@ class RecordFilter:
         return entry.key == written or self._key in (entry.envelope.keys or "").split()
 
     def misnamed(self) -> str | None:
-        """Return a hint about names in `--where` that no examined record has; None if there are none."""
+        """Return a hint about a cause, or names in `--where`, that no examined record has; None if there are none."""
+        if self._examined_any and self._cause is not None and not self._found_cause:
+            return f"--cause: no record here has the cause {self._cause}; `stats` shows those that exist"
         if not self._examined_any or not self._unseen:
             return None
         names = ", ".join(sorted(self._unseen))

@@ -1,34 +1,18 @@
-"""Count dead letters by cause: records, different messages, first and last time. Pure.
+"""Count dead letters by cause: records, different messages, first and last time. Pure."""
 
-Two failures have the same *fingerprint* if their texts differ only in numbers and ids: each run of 8 or more hex
-digits, and each run of decimal digits, is replaced by `#`.
-"""
-
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from rocketshim.admin.record_view import RecordView
-from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
+from rocketshim_topics.causes import cause_id, fingerprint
 
-__all__ = ["FINGERPRINT_PATTERN", "MAX_FINGERPRINT_CHARS", "CauseCount", "by_cause", "fingerprint"]
-
-FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
-"""The texts that a fingerprint replaces by `#`."""
-
-MAX_FINGERPRINT_CHARS: Final = 120
-
-_ID: Final = re.compile(FINGERPRINT_PATTERN)
+__all__ = ["CauseCount", "by_cause", "cause_of"]
 
 
-def fingerprint(text: str | None) -> str:
-    """Return a failure's text with numbers and ids replaced by `#`, cut to 120 characters.
-
-    Only the first 1,024 characters, the longest text that rocketshim writes, are examined: a long foreign text could
-    take hours.
-    """
-    return _ID.sub("#", (text or "")[:MAX_FAIL_TEXT_BYTES])[:MAX_FINGERPRINT_CHARS]
+def cause_of(entry: RecordView) -> tuple[str, str]:
+    """Return the cause of a record as `stats` names it: its class, and the fingerprint of its text."""
+    cause = entry.cause or (f"malformed ({entry.malformed})" if entry.malformed else "unknown")
+    return cause, fingerprint(entry.envelope.fail_text)
 
 
 @dataclass(slots=True)
@@ -43,6 +27,11 @@ class CauseCount:
     last_ms: int = 0
     sample: str = ""  # coordinates of the last record
 
+    @property
+    def id(self) -> str:
+        """Return what `RecordFilter` selects exactly these records by."""
+        return cause_id(self.cause, self.text)
+
     def add(self, entry: RecordView) -> None:
         """Count a record."""
         self.first_ms = entry.stored_ms if self.count == 0 else min(self.first_ms, entry.stored_ms)
@@ -55,7 +44,6 @@ def by_cause(entries: Iterable[RecordView]) -> list[CauseCount]:
     """Count dead letters by cause and fingerprint, the most frequent first."""
     counts: dict[tuple[str, str], CauseCount] = {}
     for entry in entries:
-        cause = entry.cause or (f"malformed ({entry.malformed})" if entry.malformed else "unknown")
-        key = (cause, fingerprint(entry.envelope.fail_text))
+        key = cause_of(entry)
         counts.setdefault(key, CauseCount(*key)).add(entry)
     return sorted(counts.values(), key=lambda each: (-each.count, each.cause, each.text))

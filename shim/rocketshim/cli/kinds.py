@@ -76,6 +76,10 @@ Key = Annotated[
     str | None,
     selection("--key", "-k", help="Only messages with this record key or business key."),
 ]
+Cause = Annotated[
+    str | None,
+    selection("--cause", metavar="ID", help="Only records of exactly this cause: its id, as `stats` shows it."),
+]
 Since = Annotated[
     str | None,
     selection(
@@ -228,8 +232,10 @@ def with_listing(app: typer.Typer, kind: Kind) -> typer.Typer:
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def _choice(*, where: Where = None, tags: Tags = None, key: Key = None, since: Since = None) -> RecordFilter:
-    return RecordFilter(where=where, tags=tags, key=key, since=since)
+def _choice(
+    *, where: Where = None, tags: Tags = None, key: Key = None, since: Since = None, cause: Cause = None
+) -> RecordFilter:
+    return RecordFilter(where=where, tags=tags, key=key, since=since, cause=cause)
 
 
 Choice = Annotated[RecordFilter, _choice]

@@ -179,6 +179,7 @@ def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json:
     if as_json:
         rows = [
             {
+                "cause_id": each.id,
                 "cause": each.cause,
                 "text": each.text,
                 "count": each.count,
@@ -197,6 +198,7 @@ def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json:
     table = Table(box=None, pad_edge=False)
     for column in ("count", "messages"):
         table.add_column(column, justify="right")
+    table.add_column("cause id", no_wrap=True)
     for column in ("cause", "text"):
         table.add_column(column, overflow="fold")
     for column in ("first (UTC)", "last (UTC)", "the last one"):
@@ -204,7 +206,7 @@ def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json:
     for each in counts:
         times = (time_text(each.first_ms)[:-4], time_text(each.last_ms)[:-4])
         coordinates = each.sample.removeprefix(f"{topic}/")
-        table.add_row(str(each.count), str(len(each.ids)), each.cause, each.text, *times, coordinates)
+        table.add_row(str(each.count), str(len(each.ids)), each.id, each.cause, each.text, *times, coordinates)
     console().print(table)
 
 

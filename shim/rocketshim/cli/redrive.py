@@ -153,7 +153,9 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
     is_parked = redrive_plan.source == TopicNames(redrive_plan.rules.namespace).parked
     what = "parked records" if is_parked else "dead letters"
     lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {total} {what}"]
-    lines += [f"  {count:7} {cause}" for cause, count in summary["by_cause"].items()]
+    lines += ["  {count:7} {cause}: {text}".format(**each).rstrip(": ") for each in summary["causes"][:_MOST_NAMED]]
+    if len(summary["causes"]) > _MOST_NAMED:
+        lines.append(f"  the first {_MOST_NAMED} of {len(summary['causes'])} causes; --json has all")
     lines += [f"  {count:7} to {topic}" for topic, count in summary["by_target"].items()]
     lines += [f"  {count:7} held back: {reason}" for reason, count in summary["held_back"].items()]
     if redrive_plan.rules.to_source:

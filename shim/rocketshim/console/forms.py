@@ -27,6 +27,7 @@ class Selection:
     tags: str | None = None  # tags, separated by `||`
     key: str | None = None  # a record key or business key
     since: str | None = None  # a duration before now, or a time
+    cause: str | None = None  # the id of a cause
 
     @classmethod
     def of(cls, form: Form, settings: ConsoleSettings) -> Self:
@@ -50,7 +51,7 @@ class Selection:
 
     def record_filter(self) -> RecordFilter:
         """Return the filter of this selection."""
-        return RecordFilter(where=self.where, tags=self.tags, key=self.key, since=self.since)
+        return RecordFilter(**self.query)
 
 
 def sql_text(text: str) -> str:

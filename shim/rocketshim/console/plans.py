@@ -208,6 +208,7 @@ def show(request: Request) -> Response:
         "plan.html",
         plan=plan,
         summary=plan.summary(),
+        most_causes=_ON_A_PAGE,
         parked_topic=console.names.parked,
         start=start,
         letters=plan.letters[start : start + _ON_A_PAGE],

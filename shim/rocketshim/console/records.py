@@ -10,7 +10,6 @@ import codecs
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Final, Literal
 
 from starlette.exceptions import HTTPException
@@ -20,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
-from rocketshim.admin.statistics import CauseCount, by_cause
+from rocketshim.admin.statistics import by_cause
 from rocketshim.admin.trace import Missing, history, missing_text, own_topics, step_text, topics_named
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Selection, sql_text
@@ -82,7 +81,7 @@ def causes(request: Request) -> Response:
     console, topic = Console.of(request), request.path_params["topic"]
     selection, everything = _selection(request, console)
     read = _read(console, topic, selection, by_cause, everything=everything, results=_NEWEST)
-    counted = [(each, _where(each, selection.where)) for each in read.records[:_MOST_CAUSES]]
+    counted = read.records[:_MOST_CAUSES]
     return console.page(
         request,
         "causes.html",
@@ -179,20 +178,6 @@ def _read(
             cursor=cursor,
             collect=lambda messages: collect(map(view, messages)),
         )
-
-
-def _where(cause: CauseCount, selected: str | None) -> str | None:
-    """Return the condition that selects a cause: its class, and the beginning of its text.
-
-    It is printable, because a page escapes what is not, also in the fields of its forms.
-    """
-    if cause.cause == "unknown" or cause.cause.startswith("malformed (") or not cause.cause.isprintable():
-        return None
-    parts = [f"FAIL_CLASS = {sql_text(cause.cause)}"]
-    beginning = "".join(takewhile(str.isprintable, cause.text.partition("#")[0]))
-    if len(beginning) >= 3:
-        parts.append(f"FAIL_TEXT STARTSWITH {sql_text(beginning)}")
-    return " AND ".join([*([f"({selected})"] if selected else []), *parts])
 
 
 def show(request: Request) -> Response:

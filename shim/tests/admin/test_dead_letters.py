@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.redrive import redriven_parked
-from rocketshim.admin.statistics import by_cause, fingerprint
+from rocketshim.admin.statistics import by_cause
 from rocketshim.admin.trace import Missing, life, step_text
 from rocketshim.errors import MessageError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode
+from rocketshim_topics.causes import fingerprint
 from rocketshim_topics.hops import parked
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import Planner, RedriveRules

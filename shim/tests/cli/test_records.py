@@ -141,6 +141,37 @@ def test_a_share_groups_dead_letters_are_selected_by_the_headers_of_their_source
     assert len(shown.splitlines()) == 1 if command != "stats" else json.loads(shown)[0]["count"] == 1
 
 
+def test_a_cause_is_planned_and_discarded_by_the_id_that_stats_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka = InMemoryKafka()
+    for topic in ("rmq.dlq.g", "rmq.retry.g"):
+        kafka.create_topic(topic, 1)
+    for number, text in enumerate(["order 1 was cancelled", "order 2 has no price", "order 3 was cancelled"]):
+        cause = [("FAIL_CLASS", b"ValueError"), ("FAIL_TEXT", text.encode()), ("CONSUMER_GROUP", b"g")]
+        kafka.append("rmq.dlq.g", b"x", headers=[("SHIM", b"1"), ("UNIQ_KEY", b"m%d" % number), *cause])
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
+    of_group = ["--group", "g", "--bootstrap", "memory:1"]
+
+    def run(command: str, *words: str) -> str:
+        assert main(["dlq", command, *of_group, *words]) == 0
+        return capsys.readouterr().out
+
+    first = json.loads(run("stats", "--json"))[0]
+    assert (first["text"], first["count"]) == ("order # was cancelled", 2)
+    assert first["cause_id"] in run("stats")
+    for command in ("plan", "discard"):
+        made = json.loads(run(command, "--cause", first["cause_id"], "--json"))
+        assert [letter[1] for letter in made["letters"]] == [0, 2]
+        assert "2 ValueError: order # was cancelled\n" in run(command, "--cause", first["cause_id"])
+    assert "m1" not in run("ls", "--cause", first["cause_id"])
+
+    assert main(["dlq", "plan", *of_group, "--cause", "0" * 12]) == 0
+    assert "no record here has the cause 000000000000" in capsys.readouterr().err
+    assert main(["dlq", "plan", *of_group, "--cause", "ValueError"]) == 1
+    assert "--cause 'ValueError': write the id of a cause" in capsys.readouterr().err
+
+
 def test_the_oldest_unread_records_of_all_partitions_are_read_together() -> None:
     clock = VirtualClock()
     kafka = InMemoryKafka(clock)

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
@@ -61,23 +64,62 @@ def test_causes_are_counted_of_the_newest_and_lead_to_their_letters(stage: Stage
     assert "20 20 Timeout Timeout of order # 2023-11-14" in seen
     assert "Everything was read (30 records" in seen
     assert "rocketshim dlq stats --bootstrap memory:1 --topic rmq.dlq.payments" in seen
-    link = html.unescape(re.findall(r'href="([^"]*letters[^"]*KeyError[^"]*)"', page)[0])
+    link = html.unescape(re.findall(r'href="([^"]*letters[^"]*)">KeyError<', page)[0])
     listed = text_of(browser.get(link).text)
     assert listed.count("orders m") == 10
     assert "Timeout of order" not in listed
     assert "dlq ls" in listed
 
 
-@pytest.mark.parametrize(
-    "text", [" after a space", "Betrag:\u00a01 000", "abc\u200bd of 3", "it's a \\ and a %", "\n", ""]
+TEXTS = st.sampled_from(
+    [
+        *("order 1 was cancelled", "order 12 has the currency 'X'", "order 9 has the currency 'X' ", "order ", "7", ""),
+        *(
+            " after a space",
+            "Betrag:\u00a01 000",
+            "abc\u200bd of 3",
+            "it's a \\ and a %",
+            "\n",
+            "x" * 130 + "a",
+            "x" * 130,
+        ),
+    ]
 )
-def test_the_plan_of_a_cause_has_all_of_its_letters(stage: Stage, text: str) -> None:
-    stage.add_dead(3, fail_class="Refused", fail_text=text)
+CLASSES = st.sampled_from(["Refused", "Refused: order", "", "unknown", "a\u200bb", "malformed (x)"])
+
+
+@given(st.lists(st.tuples(CLASSES, TEXTS), min_size=1, max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_the_plan_of_a_cause_has_exactly_the_dead_letters_that_its_row_counts(causes: list[tuple[str, str]]) -> None:
+    with TemporaryDirectory() as folder:
+        stage = Stage(Path(folder))
+        for fail_class, fail_text in causes:
+            stage.add_dead(1, fail_class=fail_class or None, fail_text=fail_text)
+        stage.kafka.append(DEAD, b"x", headers=[("SHIM", b"1"), ("RECONSUME_TIMES", b"many")])
+        browser = stage.browser(operate=True)
+        page = browser.get(f"/dead/{DEAD}").text
+        rows = re.findall(
+            r'<tr><td class="number">(\d+)</td>.*?<a href="([^"]*letters[^"]*)">.*?</tr>', page, re.DOTALL
+        )
+        assert sum(int(count) for count, _ in rows) == len(causes) + 1
+        for (count, link), cause in zip(
+            rows, re.findall(r'type="hidden" name="cause" value="(\w+)"', page), strict=True
+        ):
+            for action in ("redrive", "discard"):
+                plan = stage.consoles[0].plans.load(make_plan(browser, cause=cause, action=action).rpartition("/")[2])
+                assert len(plan.letters) + len(plan.held_back) == int(count)
+            assert browser.get(html.unescape(link)).text.count("/message/") == int(count)
+        for console in stage.consoles:
+            console.close()
+
+
+def test_the_review_of_a_plan_names_texts_and_counts_by_them(stage: Stage) -> None:
+    stage.add_dead(2, fail_class="Refused", fail_text="order 7 was cancelled")
+    stage.add_dead(3, fail_class="Refused", fail_text="order 8 has the currency 'X'")
     browser = stage.browser(operate=True)
-    page = browser.get(f"/dead/{DEAD}").text
-    [where] = re.findall(r'type="hidden" name="where" value="([^"]+)"', page)
-    plan = make_plan(browser, where=html.unescape(where))
-    assert "Send again 3 records" in text_of(browser.get(plan).text)
+    seen = text_of(browser.get(make_plan(browser)).text)
+    assert "3 failed by Refused: order # has the currency 'X' 2 failed by Refused: order # was cancelled" in seen
+    assert "0/0 Refused order # was cancelled rmq.retry.payments m0" in seen
 
 
 def test_a_plan_selects_what_its_page_has_listed_also_by_invisible_characters(stage: Stage) -> None:
