@@ -127,6 +127,31 @@ def test_failures_names_both_causes_and_is_a_finding(day: Day, printed: Printed)
     assert "<script" not in page
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("land", "TOPIC", "--bootstrap", "BROKER"), ("failures",), ("lineage",), ("delays",), ("audit",), ("keys",),
+        ("dlq-trend",), ("replay", "plan", "--plan", "relative"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_relative_lake_and_out_begin_in_the_working_directory(
+    day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Java's working directory is where its process was started, and stays there."""
+    folder = local_folder(day.lake)
+    assert folder is not None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lake").symlink_to(folder)
+    given = [{"TOPIC": day.topic, "BROKER": day.bootstrap}.get(word, word) for word in words]
+    out = [] if words[0] == "land" else ["--out", "out"]
+    assert main([*given, "--lake", "./lake", "--namespace", day.namespace, *out]) in {0, 2}
+    assert sorted(each.name for each in tmp_path.iterdir()) == (["lake", "out"] if out else ["lake"])
+    if out:
+        assert len(list((tmp_path / "out").glob("*.html"))) == 1
+        assert list((tmp_path / "out").glob("*/_delta_log"))
+
+
 def test_nothing_is_lost_and_every_message_is_in_one_state(day: Day, spark: SparkSession, printed: Printed) -> None:
     assert day.ask("audit") == 0
     assert printed().startswith("audit: residual 0; 0 parked; 0 malformed; at most 0 deleted")

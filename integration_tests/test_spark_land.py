@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from rocketshim_local import Broker
 from rocketshim_spark import land as landing
 from rocketshim_spark import sources
-from rocketshim_spark.errors import LakeError, TopicRecreatedError
+from rocketshim_spark.errors import LakeError, LandingFailedError, TopicRecreatedError
 from rocketshim_spark.jobs.lineage import HIGH_CARDINALITY
-from rocketshim_spark.lake import Gap, batch_positions, read_gaps, read_records
+from rocketshim_spark.lake import Gap, read_gaps, read_landed, read_records
 from rocketshim_spark.land import land
 from rocketshim_spark.running import open_lake, publish_lifecycles
 from rocketshim_spark.session import connector_jars
@@ -201,7 +201,7 @@ def test_a_second_landing_lands_nothing_and_a_third_only_what_is_new(
     assert (third.rows, third.gaps) == (8, ())
     landed = coordinates(read_records(spark, lake))
     assert len(landed) == len(set(landed)) == 28
-    assert batch_positions(spark, lake)[0] == {(name, 0): 11, (name, 1): 11, (name, 2): 1, (second, 0): 5}
+    assert read_landed(spark, lake).ends == {(name, 0): 11, (name, 1): 11, (name, 2): 1, (second, 0): 5}
     assert read_records(spark, lake, first.version).count() == 20  # the snapshot of an earlier report
 
 
@@ -248,18 +248,18 @@ def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
     assert land(spark, broker.bootstrap, [name], lake).rows == 10
     produce(name, 30)
     delete_before(admin, name, 0, 15)  # so Spark is configured to pass over gaps
-    stream = landing._stream
+    add = landing._add
 
     def overtaken(*arguments: object) -> int:
         delete_before(admin, name, 0, 20)
-        rows = stream(*arguments)  # type: ignore[arg-type]
+        rows = add(*arguments)  # type: ignore[arg-type]
         # What a later task of the same partition would have missed, had retention been faster than it.
         spark.sql(f"DELETE FROM delta.`{lake}/records` WHERE offset BETWEEN 25 AND 26")  # noqa: S608 - our own path
         delete_before(admin, name, 0, 30)
         return rows
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(landing, "_stream", overtaken)
+        patch.setattr(landing, "_add", overtaken)
         found = land(spark, broker.bootstrap, [name], lake).gaps
     assert [(gap.gap_from, gap.gap_to, gap.reason) for gap in found] == [
         (10, 15, "expired"),
@@ -282,7 +282,7 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
 ) -> None:
     name = topic(partitions=3)
     produce(name, 3_000, partitions=3)
-    planned = Path(lake, "checkpoint", "offsets", "0")
+    begun = Path(lake, "topics", "_delta_log", f"{0:020}.json")  # the last step before the records
     command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]"]
     with subprocess.Popen(
         [sys.executable, "-m", "rocketshim", "spark", *command],
@@ -290,11 +290,11 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 300.0
-        while not planned.exists() and process.poll() is None and time.monotonic() < deadline:
+        while not begun.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         os.killpg(process.pid, sent)
     assert sent == signal.SIGKILL or process.returncode in {0, 130}  # 0: it was done before
-    assert planned.exists()  # it was on its way; how far it came is chance, and every point must do
+    assert begun.exists()  # it was on its way; how far it came is chance, and every point must do
     produce(name, 30, partitions=3)
     land(spark, broker.bootstrap, [name], lake)
     expected = [(name, number % 3, number // 3) for number in range(3_030)]
@@ -302,54 +302,85 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
     assert read_gaps(spark, lake).count() == 0
 
 
-def test_rows_whose_batch_was_never_noted_are_neither_landed_again_nor_called_a_gap(
+def without_landings(spark: SparkSession, lake: str) -> None:
+    """Write the rows as another program would, so that no commit says what was landed."""
+    records = spark.read.format("delta").load(f"{lake}/records")
+    records.write.format("delta").mode("overwrite").save(f"{lake}/records")
+
+
+def test_a_lake_that_an_earlier_version_landed_or_without_its_checkpoint_goes_on_from_its_rows(
     spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
 ) -> None:
-    """The one point at which rows are there and the checkpoint does not know: a crash in between, made by hand."""
+    """Earlier versions believed the checkpoint: without it all was landed again, and with a broken one nothing was."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name = topic(partitions=2)
+    produce(name, 20, partitions=2)
+    first = land(spark, broker.bootstrap, [name], lake)
+    assert not Path(lake, "checkpoint").exists()
+    without_landings(spark, lake)
+    for file in ("offsets/0", "commits/0"):
+        broken = Path(lake, "checkpoint", file)
+        broken.parent.mkdir(parents=True)
+        broken.write_text("v1\n{")
+    delete_before(admin, name, 0, 10)  # they were landed, so this is not a gap
+    again = land(spark, broker.bootstrap, [name], lake)
+    assert (first.rows, again.rows, again.gaps) == (20, 0, ())
+    produce(name, 4, partitions=2)
+    third = land(spark, broker.bootstrap, [name], lake)
+    assert (third.rows, third.gaps) == (4, ())
+    assert coordinates(read_records(spark, lake)) == [(name, part, at) for part in range(2) for at in range(12)]
+
+
+def test_a_table_that_was_restored_or_compacted_is_landed_from_where_it_ends(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
+) -> None:
     name = topic()
-    produce(name, 10)
-    assert land(spark, broker.bootstrap, [name], lake).rows == 10
-    commits = Path(lake, "checkpoint", "commits")
-
-    def forget(batch: int) -> None:
-        for file in (commits / f"{batch}", commits / f".{batch}.crc"):
-            file.unlink()
-
-    forget(0)
-    assert batch_positions(spark, lake)[0] == {}
-    delete_before(admin, name, 0, 7)
     produce(name, 5)
-    assert land(spark, broker.bootstrap, [name], lake).gaps == ()
-    assert coordinates(read_records(spark, lake)) == [(name, 0, offset) for offset in range(15)]
-    assert read_gaps(spark, lake).count() == 0
-    forget(0)
-    forget(1)
-    produce(name, 5)
-    delete_before(admin, name, 0, 18)  # three that were never landed, told once, however often it is killed there
-    assert [(gap.gap_from, gap.gap_to) for gap in land(spark, broker.bootstrap, [name], lake).gaps] == [(15, 18)]
-
-
-def test_a_landing_that_was_stopped_continues_when_topics_and_partitions_were_added_since(
-    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
-) -> None:
-    """Spark 4.0 itself fails on such a batch again and again (SPARK-53560)."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    name, other = topic(), topic()
-    produce(name, 10)
-    assert land(spark, broker.bootstrap, [name], lake).rows == 10
+    version = land(spark, broker.bootstrap, [name], lake).version
     produce(name, 5)
     assert land(spark, broker.bootstrap, [name], lake).rows == 5
-    for file in ("1", ".1.crc"):  # as if it had been killed before this
-        Path(lake, "checkpoint", "commits", file).unlink()
-    add_partitions(admin, name, 2)
-    produce(name, 6, partitions=2)
-    produce(other, 4)
-    land(spark, broker.bootstrap, [name, other], lake)
-    expected = [(name, 0, at) for at in range(18)] + [(name, 1, at) for at in range(3)]
-    expected += [(other, 0, at) for at in range(4)]
-    assert coordinates(read_records(spark, lake)) == sorted(expected)
-    assert read_gaps(spark, lake).count() == 0
+    spark.sql(f"RESTORE delta.`{lake}/records` TO VERSION AS OF {version}")
+    assert land(spark, broker.bootstrap, [name], lake).rows == 5
+    spark.sql(f"OPTIMIZE delta.`{lake}/records`")
+    spark.sql(f"DELETE FROM delta.`{lake}/records` WHERE offset >= 7")  # noqa: S608 our own path
+    assert land(spark, broker.bootstrap, [name], lake).rows == 0  # who deletes records does not want them again
+    produce(name, 1)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 1
+    assert [offset for _, _, offset in coordinates(read_records(spark, lake))] == [0, 1, 2, 3, 4, 5, 6, 10]
+
+
+def test_of_two_landings_at_the_same_time_one_fails_and_no_record_is_landed_twice(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
+) -> None:
+    name = topic()
+    produce(name, 5)
+    add = landing._add
+
+    def overtaken(*arguments: object) -> int:
+        patch.undo()
+        assert land(spark, broker.bootstrap, [name], lake).rows == 5
+        return add(*arguments)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(landing, "_add", overtaken)
+        with pytest.raises(LandingFailedError, match=r"another landing .* was faster\. Nothing of this landing"):
+            land(spark, broker.bootstrap, [name], lake)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 0
+    assert len(coordinates(read_records(spark, lake))) == 5
+
+
+def test_brackets_in_the_path_make_no_gap(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], tmp_path: Path
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    lake, name = str(tmp_path / "lk[1] {a,b}*?`x"), topic()
+    produce(name, 4)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 4
+    produce(name, 4)
+    delete_before(admin, name, 0, 2)
+    again = land(spark, broker.bootstrap, [name], lake)
+    assert (again.rows, again.gaps) == (4, ())
+    assert open_lake(spark, lake).caveats == ()
 
 
 def test_a_topic_that_was_made_anew_is_refused_with_the_way_out(

@@ -6,12 +6,12 @@ Added here::
     ├── ConfigError
     │   └── SessionError             the session lacks a setting that the jobs need: create it with `session.create`
     ├── ConnectorMissingError        Spark has no jars for Kafka or Delta: fetch or name them
-    ├── LandingFailedError           Spark failed during a landing: run it again
+    ├── LandingFailedError           a landing failed, and nothing of it was stored: run it again
     ├── LakeError                    the lake folder is missing, or was not written by a landing
     └── ClusterError
         └── TopicRecreatedError      a topic was deleted, or deleted and created again, since it was landed
 
-Each message says what to do. No error leaves a change behind, except for what a landing had already committed.
+Each message says what to do. No error leaves a change behind.
 """
 
 from rocketshim_topics.errors import ClusterError, ConfigError, RocketshimError
@@ -32,7 +32,7 @@ class LakeError(RocketshimError):
 
 
 class LandingFailedError(RocketshimError):
-    """A failure of Spark during a landing. Committed records are kept; the next landing continues after them."""
+    """A failure of a landing. Nothing of it was stored; the next landing reads the same records."""
 
 
 class TopicRecreatedError(ClusterError):

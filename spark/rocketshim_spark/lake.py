@@ -1,10 +1,18 @@
-"""A lake folder as jobs read it: its tables, its gaps, and how far it was landed."""
+"""A lake folder as jobs read it: its tables, its gaps, and how far it was landed.
+
+How far it was landed is known from the table `records` alone (`read_landed`), so no other file of the folder can
+contradict it. Each landing writes the ends of the partitions into the commit that adds its rows. If the newest rows
+are not those of a landing (the table was restored, another program wrote to it, or Delta has removed the old entries of
+its log), the highest offset of each partition counts.
+"""
 
 import datetime as dt
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -19,11 +27,14 @@ __all__ = [
     "POSITIONS_SCHEMA",
     "TOPICS_SCHEMA",
     "Gap",
+    "Landed",
     "Snapshot",
-    "batch_positions",
     "find_table",
+    "lake_folder",
+    "landing_note",
     "latest_version",
     "read_gaps",
+    "read_landed",
     "read_records",
     "read_snapshot",
     "read_topics",
@@ -38,6 +49,14 @@ POSITIONS_SCHEMA: Final = (
     "taken_at timestamp, version bigint, grp string, topic string, partition int, committed bigint"
 )
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_NOTE: Final = "rocketshim"
+_COMMITS: Final = 100  # of the newest ones, the last landing is looked for
+_ADD_NO_RECORD: Final = frozenset(
+    {
+        *("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "DELETE", "UPDATE", "CLUSTER BY", "UPGRADE PROTOCOL"),
+        *("SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "COMPUTE STATS", "ADD CONSTRAINT", "DROP CONSTRAINT"),
+    }
+)
 _NOT_FOUND: Final = frozenset(
     {"PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_ONLY_OPERATION"}
 )
@@ -82,46 +101,89 @@ class Snapshot:
     newest_at: dt.datetime | None = None
 
 
-def batch_positions(
-    spark: SparkSession, lake: str
-) -> tuple[dict[TopicPartitionKey, int], dict[TopicPartitionKey, int]]:
-    """Return the offsets after the last committed batch, and after a batch that was begun but not committed.
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """How far a lake was landed.
 
-    Either is empty if there is no such batch.
-
-    Raises:
-        LakeError: the checkpoint does not belong to a Kafka source.
+    Attributes:
+        ends: the next offset to land of each partition.
+        landing: number of the last landing; a later landing has a larger one.
+        landing_id: id of the last landing; None: the newest rows are not those of a landing.
+        rows: number of records that it landed.
     """
-    commits = _checkpoint(spark, lake, "commits")
-    offsets = _checkpoint(spark, lake, "offsets")
-    done, last = max(set(commits) & set(offsets), default=None), max(offsets, default=None)
-    ends = [{} if batch is None else _batch_ends(lake, batch, offsets[batch]) for batch in (done, last)]
-    return ends[0], {} if last == done else ends[1]
+
+    ends: Mapping[TopicPartitionKey, int]
+    landing: int
+    landing_id: str | None = None
+    rows: int = 0
 
 
-def _batch_ends(lake: str, batch: int, text: str) -> dict[TopicPartitionKey, int]:
-    try:
-        found: dict[str, dict[str, int]] = json.loads(text.splitlines()[2])
-        return {
-            TopicPartitionKey(topic, int(number)): at for topic, parts in found.items() for number, at in parts.items()
-        }
-    except (IndexError, ValueError, AttributeError) as error:
-        raise LakeError(
-            f"{lake}/checkpoint holds no Kafka offsets in batch {batch}, so it belongs to another query: "
-            "name another lake folder"
-        ) from error
+def read_landed(spark: SparkSession, lake: str) -> Landed:
+    """Return how far a lake was landed.
+
+    Decides: What was landed, if the table was restored, or another program has written to it? The offsets in the table
+        count.
+    """
+    commits = _commits(spark, lake, _COMMITS)
+    for commit in commits:
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            note = json.loads(commit.userMetadata)[_NOTE]
+            ends = {
+                TopicPartitionKey(topic, int(number)): int(end)
+                for topic, parts in note["ends"].items()
+                for number, end in parts.items()
+            }
+            rows = int((commit.operationMetrics or {}).get("numOutputRows", 0))
+            return Landed(ends, int(note["landing"]), str(note["id"]), rows)
+        if commit.operation not in _ADD_NO_RECORD:
+            break
+    if not commits:
+        return Landed({}, 0)
+    highest = read_records(spark, lake).groupBy("topic", "partition").agg(F.max("offset").alias("highest"))
+    # Each landing before has a smaller number than the next version.
+    return Landed({TopicPartitionKey.of(row): row.highest + 1 for row in highest.collect()}, commits[0].version)
+
+
+def landing_note(landed: Landed) -> str:
+    """Return the text by which `read_landed` knows a landing, for the commit that adds its rows."""
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, partition), end in sorted(landed.ends.items()):
+        ends.setdefault(topic, {})[str(partition)] = end
+    return json.dumps({_NOTE: {"landing": landed.landing, "id": landed.landing_id, "ends": ends}})
+
+
+def lake_folder(spark: SparkSession, lake: str) -> str:
+    """Return the folder as an absolute path, without a trailing slash; it may be `""`, which is no folder.
+
+    Delta finds no history of a relative path, and Java's working directory is not Python's if that has changed. Where
+    Spark's own file system is not this machine's (HDFS), a relative path begins in that file system's home folder.
+    """
+    lake = lake.rstrip("/")
+    if not lake or lake.startswith("/") or ":" in lake.partition("/")[0]:
+        return lake
+    hadoop = spark._jsc.hadoopConfiguration()  # noqa: SLF001 PySpark has no other way
+    if hadoop.get("fs.defaultFS", "file:///").startswith("file:"):
+        return os.path.abspath(lake)  # noqa: PTH100 Path would resolve links
+    path = spark._jvm.org.apache.hadoop.fs.Path(lake)  # type: ignore[union-attr]  # noqa: SLF001
+    return str(path.getFileSystem(hadoop).makeQualified(path).toString())
 
 
 def latest_version(spark: SparkSession, lake: str) -> int | None:
     """Return the current version of the table `records`, or None if the table does not exist."""
+    newest = _commits(spark, lake, 1)
+    return newest[0].version if newest else None
+
+
+def _commits(spark: SparkSession, lake: str, limit: int) -> list[Any]:
+    """Return the newest commits of the table `records`, the newest first; none if the table does not exist."""
+    table = f"{lake_folder(spark, lake)}/records".replace("`", "``")
     try:
-        table = f"{lake.rstrip('/')}/records".replace("`", "``")
-        history = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1")
-        return int(history.collect()[0].version)
+        commits = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT {limit}").collect()
     except AnalysisException as error:
         if _is_absent(error):
-            return None
+            return []
         raise
+    return sorted(commits, key=lambda commit: int(commit.version), reverse=True)
 
 
 def read_records(spark: SparkSession, lake: str, version: int | None = None) -> DataFrame:
@@ -135,7 +197,7 @@ def read_records(spark: SparkSession, lake: str, version: int | None = None) -> 
     Raises:
         LakeError: nothing was ever landed into the folder.
     """
-    lake = lake.rstrip("/")
+    lake = lake_folder(spark, lake)
     version = latest_version(spark, lake) if version is None else version
     if version is None:
         raise LakeError(f"nothing was landed in {lake}: run `rocketshim spark land --lake {lake}` first")
@@ -150,7 +212,7 @@ def read_gaps(spark: SparkSession, lake: str, version: int | None = None) -> Dat
         lake: the folder.
         version: a version of `records`: gaps that landings of later versions found are left out. None: all gaps.
     """
-    lake = lake.rstrip("/")
+    lake = lake_folder(spark, lake)
     # If two landings ran at the same time, and one failed, both may have recorded the same gap.
     found = table_or_empty(spark, f"{lake}/gaps", GAPS_SCHEMA).dropDuplicates(
         ["topic", "partition", "gap_from", "gap_to"]
@@ -167,7 +229,7 @@ def read_gaps(spark: SparkSession, lake: str, version: int | None = None) -> Dat
 def read_topics(spark: SparkSession, lake: str) -> DataFrame:
     """Return the landed topics, each once, with its Kafka id and its first landing; empty if there are none."""
     # If two landings ran at the same time, both may have recorded the same topic.
-    found = table_or_empty(spark, f"{lake.rstrip('/')}/topics", TOPICS_SCHEMA).groupBy("topic")
+    found = table_or_empty(spark, f"{lake_folder(spark, lake)}/topics", TOPICS_SCHEMA).groupBy("topic")
     at = "first_landed_at"
     return found.agg(F.min_by("topic_id", at).alias("topic_id"), F.min(at).alias(at))
 
@@ -181,7 +243,7 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
         version: a version of `records`; None: the newest. If no landing ended with exactly this version, the landing
             before it counts: positions may be older than the records, never newer.
     """
-    found = table_or_empty(spark, f"{lake.rstrip('/')}/positions", POSITIONS_SCHEMA)
+    found = table_or_empty(spark, f"{lake_folder(spark, lake)}/positions", POSITIONS_SCHEMA)
     if version is not None:
         found = found.filter(F.col("version") <= version)
     # The version first: another landing may have run with a clock that was ahead.
@@ -220,18 +282,6 @@ def table_or_empty(spark: SparkSession, path: str, schema: str) -> DataFrame:
     """Read a Delta table, or return an empty frame if it does not exist."""
     found = find_table(spark, path)
     return small_frame(spark, [], schema) if found is None else found
-
-
-def _checkpoint(spark: SparkSession, lake: str, folder: str) -> dict[int, str]:
-    """Return the files of a checkpoint folder, batch number to text; read by Spark, so on any of its file systems."""
-    try:
-        files = spark.read.text(f"{lake.rstrip('/')}/checkpoint/{folder}", wholetext=True)
-        rows = files.select(F.element_at(F.split(F.input_file_name(), "/"), -1), "value").collect()
-    except AnalysisException as error:
-        if _is_absent(error):
-            return {}
-        raise
-    return {int(name): text for name, text in rows if name.isdigit()}
 
 
 def _is_absent(error: AnalysisException) -> bool:

@@ -1,30 +1,27 @@
 """Landing: copy Kafka topics into a lake folder, every record once, restartable at any point.
 
-The folder holds Delta tables, and Spark's checkpoint:
+The folder holds Delta tables:
 
 ===============  ===================================================================================================
 `records`        one row per Kafka record: topic, partition, offset, timestamp, timestampType, key, value, headers
 `gaps`           offsets that retention deleted before they were landed
 `topics`         the Kafka id under which each topic was landed
 `positions`      the committed positions of the groups, read before the end offsets of what was landed
-`checkpoint`     Spark's record of what it has read and committed
 ===============  ===================================================================================================
 
-Spark's streaming engine with `Trigger.AvailableNow` reads from the checkpoint's offsets to the current last stable
-offsets, then stops. Delta's log stores the batch number in the same commit as the rows. If Spark stops between that
-commit and the checkpoint, the next landing finds the batch number there and does not write the rows again.
-
-A landing that was stopped leaves a batch that was begun and not committed. The next landing finishes it first, with the
-partitions of that batch only: Spark 4.0 fails on it, now and at each further try, if a topic or partition was added
-since (SPARK-53560).
+A landing reads from the ends of the landing before it to the current last stable offsets, and adds its rows in one
+commit, which also holds the new ends. So there is no state in which rows are stored and their ends are not: a landing
+that is stopped has stored everything or nothing. Nothing but the table says what was landed
+(`rocketshim_spark.lake.read_landed`).
 
 Before Spark reads, the driver compares the cluster with what was landed:
 
 * A topic has another id, or does not exist any more: the landing is refused. The offsets of a new topic begin at 0
   again, and one table cannot hold two records of the same coordinates. Land into a new folder instead.
+* A partition ends before what was landed, because the brokers have lost records: refused, for the same reason.
 * The earliest offset lies after what was landed: the driver writes a row to `gaps` *before* the landing, so that a
-  crash cannot hide it. Only then may Spark skip the gap (`failOnDataLoss=false`). Afterwards the driver checks whether
-  retention deleted more while Spark was reading.
+  crash cannot hide it. Only then may Spark skip what retention deletes while it reads (`failOnDataLoss=false`), and the
+  driver checks afterwards.
 * New partitions and topics are read from their beginning. If that is not offset 0, it is a gap too.
 
 The committed positions are read first, then the end offsets. A consumer writes the next hop of a message before it
@@ -34,7 +31,8 @@ reported as lost.
 A gap counts offsets, so it is an upper bound of missing records: some offsets may have been control records or
 compacted away.
 
-Only one landing may run per folder. A second writer of the same checkpoint fails in Delta's log and lands nothing.
+Only one landing may run per folder. Each commit has the number of its landing, as a transaction of Delta: of two
+landings with one number, Delta stores the first, and the second one fails and has landed nothing.
 
 Speed: statistics exist for the coordinates only, because those of keys and values take time and help no job.
 Dictionaries exist only for columns with repeated values. zstd runs at its lowest level, where files are no larger. Each
@@ -44,12 +42,14 @@ topics.
 
 import datetime as dt
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from confluent_kafka import IsolationLevel
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
@@ -60,15 +60,18 @@ from rocketshim_spark.lake import (
     POSITIONS_SCHEMA,
     TOPICS_SCHEMA,
     Gap,
+    Landed,
     Snapshot,
-    batch_positions,
     find_table,
+    lake_folder,
+    landing_note,
     latest_version,
+    read_landed,
     read_records,
 )
 from rocketshim_spark.session import conf_set, require, without_dictionaries
 from rocketshim_spark.small_frames import small_frame
-from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, spark_options
+from rocketshim_spark.sources import Cluster, PartitionBounds, read_batch
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError, TopicMissingError
 from rocketshim_topics.names import TopicNames
@@ -81,6 +84,7 @@ __all__ = [
 
 _WRITE_SETTINGS: Final[Mapping[str, str]] = {
     "spark.databricks.delta.properties.defaults.dataSkippingStatsColumns": "topic,partition,offset,timestamp",
+    "spark.databricks.delta.history.metricsEnabled": "true",  # the number of landed rows
     "spark.sql.parquet.compression.codec": "zstd",
     "parquet.compression.codec.zstd.level": "1",  # files as small as with Parquet's default 3, for a sixth less CPU
     **without_dictionaries(["offset", "timestamp", "value"]),
@@ -90,6 +94,8 @@ _TASKS_PER_CORE: Final = 3
 _OPEN_TRANSACTION_WAIT_S: Final = 5.0  # most transactions are shorter
 _MIN_RECORDS_PER_TASK: Final = 100_000  # for fewer records, opening a consumer costs more than it saves
 _MAX_REASON_CHARS: Final = 1_000
+_LANDING: Final = "rocketshim.land"
+_NOTHING_LANDED: Final = "Nothing of this landing was stored: run it again, and it reads the same records"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,8 @@ def land(
         TopicMissingError: a topic does not exist and was never landed. Nothing was landed.
         TopicRecreatedError: a landed topic was deleted, or deleted and created again. Nothing was landed.
         BrokerUnavailableError, NotAuthorizedError: as for `Cluster.bounds`. Nothing was landed.
-        LandingFailedError: Spark failed. Committed records are kept; the next call continues after them.
+        LandingFailedError: Spark failed, a partition ends before what was landed, or another landing was faster.
+            Nothing was landed.
 
     Thread-safety: one call at a time per folder.
 
@@ -155,7 +162,7 @@ def land(
     require(spark)
     if not topics:
         raise ConfigError("no topics to land: name at least one topic")
-    lake = lake.rstrip("/")
+    lake = lake_folder(spark, lake)
     if not lake:
         raise ConfigError("the lake folder is empty or /: name a folder of its own")
     recorded_topics = _rows(spark, f"{lake}/topics")
@@ -168,44 +175,31 @@ def land(
     behind = _clock_behind(newest)
     taken_at, committed = _now() + behind, _committed(cluster, wanted, groups)
     held = _wait_for_open_transactions(cluster, keys)
-    landed, begun = batch_positions(spark, lake)
-    recorded = _recorded_gaps(spark, lake)
-    gaps = find_gaps(before, landed, recorded)
-    if gaps and begun:
-        gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake, gaps)}, recorded)
+    landed = read_landed(spark, lake)
+    bounds = _bounds_to_read(before, cluster.bounds(wanted), landed.ends)
+    gaps = find_gaps(bounds, landed.ends, _recorded_gaps(spark, lake))
     ids = {each.topic: each.topic_id for each in before}
     _append(spark, f"{lake}/topics", _topics_to_record(recorded_topics, ids, taken_at), TOPICS_SCHEMA)
     _write_gaps(spark, lake, gaps, taken_at)
-
-    starts = {
-        TopicPartitionKey.of(each): max(landed.get(TopicPartitionKey.of(each), 0), each.earliest) for each in before
-    }
-    # A gap that an earlier attempt recorded before it failed must still be skipped.
-    holes = any(landed.get(TopicPartitionKey.of(each), 0) < each.earliest for each in before)
-    options = spark_options(bootstrap, kafka)
-    # Numbers, not "earliest": what retention deletes from now on fails the landing, or is found by the check
-    # afterwards.
-    options.update(startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower())
-    if max_records_per_task is not None:
-        new_count = sum(max(0, each.end - starts[TopicPartitionKey.of(each)]) for each in before)
-        share = -(-new_count // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
-        options["maxRecordsPerPartition"] = str(min(max_records_per_task, max(_MIN_RECORDS_PER_TASK, share)))
-    try:
-        rows = 0
-        if begun:
-            begun_partitions = offsets_json({key: key.partition for key in begun}, as_list=True)
-            rows = _stream(spark, {**options, "assign": begun_partitions}, lake)
-        rows += _stream(spark, {**options, "subscribe": ",".join(wanted)}, lake)
-    except StreamingQueryException as error:
-        reason = " ".join(str(error).partition("=== Streaming Query ===")[0].split())
-        raise LandingFailedError(
-            f"Spark failed during the landing into {lake}. Committed records are kept, and the next landing continues "
-            "after them. Another landing into this folder, if one is running, is not affected. "
-            f"Error of Spark: {reason[:_MAX_REASON_CHARS]}"
-        ) from error
+    starts = {TopicPartitionKey.of(each): each.start for each in bounds}
+    # A gap that an earlier attempt recorded before it failed counts too: the range begins at what retention has left.
+    holes = any(landed.ends.get(key, 0) < start for key, start in starts.items())
+    new = [each for each in bounds if each.start < each.end]
+    rows = 0
+    if new:
+        count = sum(each.end - each.start for each in new)
+        if max_records_per_task is not None:
+            share = -(-count // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
+            max_records_per_task = min(max_records_per_task, max(_MIN_RECORDS_PER_TASK, share))
+        read = read_batch(
+            spark, bootstrap, new, kafka=kafka, max_records_per_task=max_records_per_task, may_lose_records=holes
+        )
+        ends = {**landed.ends, **{TopicPartitionKey.of(each): each.end for each in bounds}}
+        rows = _add(spark, lake, read, Landed(ends, landed.landing + 1, uuid.uuid4().hex))
     if holes:
         # Spark skips gaps silently here, so record what retention deleted since the first check.
-        late = _expired_while_landing(spark, lake, cluster.bounds(wanted), starts)
+        ends = {TopicPartitionKey.of(each): each.end for each in bounds}
+        late = _expired_while_landing(spark, lake, cluster.bounds(wanted), starts, ends)
         _write_gaps(spark, lake, late, _now() + behind)
         gaps += late
     version = latest_version(spark, lake)
@@ -318,31 +312,49 @@ def _current_bounds(cluster: Cluster, wanted: Sequence[str], known: Mapping[str,
     return bounds
 
 
-def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
-    source = spark.readStream.format("kafka").options(**options).load()
-    columns = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
-    with conf_set(spark, _WRITE_SETTINGS):
-        query = (
-            source.select(*columns)
-            .writeStream.format("delta")
-            .option("checkpointLocation", f"{lake}/checkpoint")
-            .trigger(availableNow=True)
-            .start(f"{lake}/records")
-        )
-        query.awaitTermination()
-    return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
+def _bounds_to_read(
+    before: Iterable[PartitionBounds], after: Iterable[PartitionBounds], landed: Mapping[TopicPartitionKey, int]
+) -> list[PartitionBounds]:
+    """Return what to read: from what was landed, or the earliest offset of before, to the current ends.
 
-
-def _next_after_rows(spark: SparkSession, lake: str, gaps: Iterable[Gap]) -> dict[TopicPartitionKey, int]:
-    """Return the offset after the last landed row inside each gap.
-
-    After a crash between Delta's commit and the checkpoint, rows are landed that `batch_positions` does not know yet.
+    The earliest offset is that of before, because a gap is known up to there.
     """
-    if latest_version(spark, lake) is None:
-        return {}
-    rows = _rows_within(spark, lake, [(gap.topic, gap.partition, gap.gap_from, gap.gap_to) for gap in gaps])
-    last = rows.groupBy("topic", "partition").agg(F.max("offset").alias("last"))
-    return {TopicPartitionKey.of(row): row.last + 1 for row in last.collect()}
+    earliest = {TopicPartitionKey.of(each): each.earliest for each in before}
+    bounds = []
+    for each in after:
+        key = TopicPartitionKey.of(each)
+        first = earliest.get(key, each.earliest)
+        start = max(landed.get(key, 0), first)
+        if start > each.end:
+            raise LandingFailedError(
+                f"{each.topic}/{each.partition} ends at offset {each.end}, and was landed up to {start} before: the "
+                "brokers have lost records since (after an unclean election of a leader, or a restore), so the same "
+                "offsets now belong to other records. Nothing was landed. The records in the lake stay readable; land "
+                "into a new folder (`--lake`) from now on"
+            )
+        bounds.append(replace(each, earliest=first, start=start))
+    return bounds
+
+
+def _add(spark: SparkSession, lake: str, records: DataFrame, landed: Landed) -> int:
+    """Add the rows and the ends in one commit; return the number of rows."""
+    columns = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
+    writer = records.select(*columns).write.format("delta").mode("append")
+    writer = writer.option("userMetadata", landing_note(landed))
+    writer = writer.option("txnAppId", _LANDING).option("txnVersion", str(landed.landing))
+    try:
+        with conf_set(spark, _WRITE_SETTINGS):
+            writer.save(f"{lake}/records")
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+        raise LandingFailedError(
+            f"Spark failed during the landing into {lake}. {_NOTHING_LANDED}. "
+            f"Error of Spark: {' '.join(text.split())[:_MAX_REASON_CHARS]}"
+        ) from error
+    stored = read_landed(spark, lake)
+    if stored.landing_id != landed.landing_id:
+        raise LandingFailedError(f"another landing into {lake} was faster. {_NOTHING_LANDED}")
+    return stored.rows
 
 
 def _rows_within(spark: SparkSession, lake: str, ranges: Sequence[tuple[str, int, int, int]]) -> DataFrame:
@@ -356,24 +368,28 @@ def _rows_within(spark: SparkSession, lake: str, ranges: Sequence[tuple[str, int
 
 
 def _expired_while_landing(
-    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[TopicPartitionKey, int]
+    spark: SparkSession,
+    lake: str,
+    after: Iterable[PartitionBounds],
+    starts: Mapping[TopicPartitionKey, int],
+    ends: Mapping[TopicPartitionKey, int],
 ) -> list[Gap]:
     """Return the offsets that this landing should have read, but retention deleted first.
 
     Tasks read a partition in pieces, one after the other, so a gap may lie between landed records.
     """
-    landed, ids, ranges = batch_positions(spark, lake)[0], dict[str, str](), []
+    ids, ranges = dict[str, str](), []
     for each in after:
         key = TopicPartitionKey.of(each)
-        start, end = starts.get(key, each.earliest), min(each.earliest, landed.get(key, each.earliest))
+        start, end = starts.get(key, each.earliest), min(each.earliest, ends.get(key, each.earliest))
         if start < end:
             ids[each.topic] = each.topic_id
             ranges.append((*key, start, end))
     if not ranges:
         return []
     columns = ("topic", "partition", "low", "offset")
-    ends = small_frame(spark, ranges, _RANGE).withColumnRenamed("high", "offset").select(*columns)
-    offsets = _rows_within(spark, lake, ranges).select(*columns).union(ends)
+    bounds = small_frame(spark, ranges, _RANGE).withColumnRenamed("high", "offset").select(*columns)
+    offsets = _rows_within(spark, lake, ranges).select(*columns).union(bounds)
     previous = F.lag("offset").over(Window.partitionBy("topic", "partition").orderBy("offset"))
     holes = offsets.withColumn("low", F.coalesce(previous + 1, "low")).filter("low < offset")
     return [

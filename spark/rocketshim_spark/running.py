@@ -24,6 +24,7 @@ from rocketshim_spark.jobs import lineage
 from rocketshim_spark.lake import (
     Snapshot,
     find_table,
+    lake_folder,
     latest_version,
     read_gaps,
     read_records,
@@ -53,10 +54,10 @@ class OpenLake:
 
     Attributes:
         spark: the session.
-        path: the folder, without a trailing slash.
+        path: the folder, absolute and without a trailing slash.
         namespace: namespace of the shim's topics.
         version: version of the landed records.
-        out: the folder of results, without a trailing slash.
+        out: the folder of results, likewise.
         records: the landed records, in the columns of Spark's Kafka source.
         events: one row per record, as `rocketshim_spark.events.transform` returns them.
         settled: dead letters that were sent again or discarded, as `redrive_marks.settled` returns them.
@@ -165,7 +166,7 @@ def open_lake(
         LakeError: nothing was landed into the folder, or it has no such version.
         ConfigError: the folder holds shim topics, but none of this namespace.
     """
-    lake = lake.rstrip("/")
+    lake = lake_folder(spark, lake)
     newest = latest_version(spark, lake)
     if newest is not None and version is not None and version > newest:
         raise LakeError(f"{lake} has no version {version}: its newest is {newest}")
@@ -177,7 +178,7 @@ def open_lake(
         path=lake,
         namespace=namespace,
         version=at or 0,
-        out=(out or f"{lake}/reports").rstrip("/"),
+        out=lake_folder(spark, out or f"{lake}/reports"),
         records=records,
         events=events.transform(records, events.EventParams(namespace=namespace, delay_levels=delay_levels)),
         settled=redrive_marks.settled(records, namespace),

@@ -12,7 +12,8 @@ Therefore the driver resolves the bounds of every partition once and passes them
 Offsets are positions, not counts: control records and compaction leave holes. No code here subtracts offsets to count
 records.
 
-If retention deletes records between resolving and reading, the job fails (`failOnDataLoss`); it never skips them.
+If retention deletes records between resolving and reading, the job fails (`failOnDataLoss`). It skips them only for
+a caller that looks for them itself (`may_lose_records`).
 
 A topic of delay queues is skewed: most retries wait in a few partitions. `max_records_per_task` splits long partitions
 by offsets, and `min_tasks` sets a minimum number of tasks. No Python code runs in the executors.
@@ -50,7 +51,7 @@ from rocketshim_topics.errors import (
 )
 from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
 
-__all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
+__all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since"]
 
 _TIMEOUT_S: Final = 30.0
 _QUIET: Final = {"log_level": 0}
@@ -222,32 +223,6 @@ class Cluster:
         return BrokerUnavailableError(f"{self._bootstrap} did not answer a request for {what}: {cause.str()}")
 
 
-def spark_options(bootstrap: str, kafka: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the options of Spark's Kafka source that every read needs.
-
-    Args:
-        bootstrap: addresses of the brokers.
-        kafka: settings of Spark's Kafka client (Java), for example `{"security.protocol": "SASL_SSL"}`; None: none.
-            They override our defaults of 5,000 records a poll (Kafka: 500) and 4 MiB a partition and fetch (Kafka: 1
-            MiB).
-
-    Raises:
-        ConfigError: `kafka` sets the group, the isolation level or the brokers, which the jobs decide: Spark's reader
-            is in no group, and reads committed records only.
-    """
-    given = dict(kafka or {})
-    for name in ("group.id", "isolation.level", "bootstrap.servers"):
-        if name in given:
-            raise ConfigError(f"{name} cannot be set for Spark's Kafka client: the job sets it")
-    return {
-        **{f"kafka.{name}": value for name, value in {**_FETCH_SETTINGS, **given}.items()},
-        "kafka.bootstrap.servers": bootstrap,
-        "kafka.isolation.level": "read_committed",
-        "includeHeaders": "true",
-        "failOnDataLoss": "true",
-    }
-
-
 def read_batch(
     spark: SparkSession,
     bootstrap: str,
@@ -256,6 +231,7 @@ def read_batch(
     kafka: Mapping[str, str] | None = None,
     min_tasks: int | None = None,
     max_records_per_task: int | None = 500_000,
+    may_lose_records: bool = False,
 ) -> DataFrame:
     """Return a frame of exactly these offsets, so that every action on it sees the same rows.
 
@@ -263,15 +239,18 @@ def read_batch(
         spark: a session with the Kafka connector.
         bootstrap: addresses of the brokers.
         bounds: every partition with its start and end, as `Cluster.bounds` resolves them; at least one.
-        kafka: settings of Spark's Kafka client (Java); None: none.
+        kafka: settings of Spark's Kafka client (Java), for example `{"security.protocol": "SASL_SSL"}`; None: none.
         min_tasks: approximate minimum number of tasks; None: one task for each partition or piece of one.
         max_records_per_task: largest number of offsets for one task; None: no limit.
+        may_lose_records: whether Spark skips what retention deletes while it reads; else the job fails.
 
     Returns:
         Spark's columns: key, value, topic, partition, offset, timestamp, timestampType, headers.
 
     Raises:
-        ConfigError: there are no bounds, or a start is not between the earliest offset and the end.
+        ConfigError: there are no bounds, or a start is not between the earliest offset and the end; or `kafka` sets the
+            group, the isolation level or the brokers, which the jobs decide: Spark's reader is in no group, and reads
+            committed records only.
 
     Thread-safety: as the session. Nothing is read before an action.
     """
@@ -283,15 +262,33 @@ def read_batch(
             f"{wrong.topic}/{wrong.partition} cannot be read from {wrong.start} to {wrong.end}: "
             f"its first offset is {wrong.earliest}"
         )
-    options = spark_options(bootstrap, kafka)
+    options = _options(bootstrap, kafka)
     options["assign"] = offsets_json({TopicPartitionKey.of(each): each.partition for each in bounds}, as_list=True)
     options["startingOffsets"] = offsets_json({TopicPartitionKey.of(each): each.start for each in bounds})
     options["endingOffsets"] = offsets_json({TopicPartitionKey.of(each): each.end for each in bounds})
+    options["failOnDataLoss"] = str(not may_lose_records).lower()
     if min_tasks is not None:
         options["minPartitions"] = str(min_tasks)
     if max_records_per_task is not None:
         options["maxRecordsPerPartition"] = str(max_records_per_task)
     return spark.read.format("kafka").options(**options).load()
+
+
+def _options(bootstrap: str, kafka: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the options of Spark's Kafka source that every read needs.
+
+    The user's settings override ours of 5,000 records a poll (Kafka: 500), and 4 MiB a partition and fetch (Kafka: 1).
+    """
+    given = dict(kafka or {})
+    for name in ("group.id", "isolation.level", "bootstrap.servers"):
+        if name in given:
+            raise ConfigError(f"{name} cannot be set for Spark's Kafka client: the job sets it")
+    return {
+        **{f"kafka.{name}": value for name, value in {**_FETCH_SETTINGS, **given}.items()},
+        "kafka.bootstrap.servers": bootstrap,
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+    }
 
 
 def since(bounds: Sequence[PartitionBounds], starts: Mapping[TopicPartitionKey, int]) -> list[PartitionBounds]:
