@@ -115,6 +115,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dev": ("rocketshim_local.cli.dev", "A real Kafka, the worker and your consumer in one terminal, to develop with."),
     "demo": ("rocketshim_local.cli.demo", "One day of real flights through delay, retry and dead letters."),
     "init": ("rocketshim.cli.init", "Create the topics that rocketshim needs, or show what would be created."),
+    "status": ("rocketshim.cli.status", "Show what is wrong now, worst first, and the command that fixes it."),
     "doctor": ("rocketshim.cli.doctor", "Check the set-up: problems, their impact, and how to fix them."),
     "send": ("rocketshim.cli.send", "Send a message, or one for each line of standard input; now or later."),
     "run": ("rocketshim.cli.run", "Run your push consumer in one or more processes."),
@@ -150,6 +151,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     "Set up and check": ("init", "doctor", "acls"),
     "Send and run": ("send", "run", "worker", "exporter", "healthcheck"),
     "Find out what happened, and send again": (
+        "status",
         "dlq",
         "retry",
         "delayed",

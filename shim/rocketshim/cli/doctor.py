@@ -5,19 +5,16 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from rocketshim.admin.acls import Role
-from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
+from rocketshim.admin.doctor import CHECKS, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
+from rocketshim.cli.findings import counts, has_problem, show_findings
 from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, seconds
-from rocketshim.cli.records import console
 from rocketshim.core.user_values import one_line
 
 app = typer.Typer()
-
-_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
 
 @app.command(epilog="Example: rocketshim doctor --bootstrap localhost:9092 --topic orders --group payments")
@@ -79,8 +76,7 @@ def doctor(
         probe=probe,
     )
     found = examine(facts)
-    has_finding = any(finding.severity is not Severity.NOTE for finding in found)
-    if quiet and not has_finding:
+    if quiet and not has_problem(found):
         return
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=1))
@@ -88,25 +84,9 @@ def doctor(
         for each in facts.capabilities:
             does = "not measured" if each.works is None else "works" if each.works else "does not work"
             typer.echo(one_line(f"{each.name}: {does}, {each.seen} (needed by: {each.needed_by})"))
-        _show(found)
+        show_findings(found)
         brokers = len(facts.brokers)
         looked = f"{len(facts.topics)} topics, {len(facts.standings)} groups, {brokers} broker{'s' * (brokers != 1)}"
-        typer.echo(f"{len(CHECKS)} checks on {looked}: {_counts(found)}")
-    if has_finding:
+        typer.echo(f"{len(CHECKS)} checks on {looked}: {counts(found)}")
+    if has_problem(found):
         raise typer.Exit(FINDING)
-
-
-def _show(found: list[Finding]) -> None:
-    out = console()
-    for finding in found:
-        head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
-        head.append(one_line(f"{finding.check}  {finding.subject}"), style="bold")
-        out.print(head, soft_wrap=True)
-        for label, text in (("", finding.what), ("costs", finding.cost), ("fix", finding.fix)):
-            out.print(Text(one_line(f"  {label:6}{text}")), soft_wrap=True)
-
-
-def _counts(found: list[Finding]) -> str:
-    numbers = {severity: sum(each.severity is severity for each in found) for severity in Severity}
-    parts = [f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in numbers.items() if number]
-    return ", ".join(parts) or "all is well"

@@ -1,9 +1,14 @@
-"""The result of a check."""
+"""One problem, and the commands that fix it."""
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Finding", "Severity"]
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["Finding", "Installation", "Severity"]
 
 
 class Severity(StrEnum):
@@ -14,7 +19,7 @@ class Severity(StrEnum):
     WARNING = "warning"
     """Messages are lost, delayed or wrong after one more failure."""
     NOTE = "note"
-    """Nothing is lost, or the doctor could not examine something."""
+    """Nothing is lost, or something could not be examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +32,49 @@ class Finding:
     what: str  # what is wrong, with the values found and wanted
     cost: str  # its impact, now or later
     fix: str  # the command that fixes it, or what to do if no command can
+    since_ms: int | None = None  # since when, epoch ms; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """The brokers and the topics of one namespace, as commands name them."""
+
+    bootstrap: str  # addresses of the brokers, as given
+    layout: Layout  # the required topics, with their names and the level table
+
+    @property
+    def names(self) -> TopicNames:
+        """Return the topic and group names of the namespace."""
+        return self.layout.names
+
+    def command(self, name: str, *words: str) -> str:
+        """Return a `rocketshim` command, quoted for a shell."""
+        cluster = ["--bootstrap", self.bootstrap]
+        if self.names.namespace:
+            cluster += ["--namespace", self.names.namespace]
+        return shlex.join(["rocketshim", name, *words, *cluster])
+
+    @property
+    def levels_option(self) -> tuple[str, ...]:
+        """Return the level table as an option of commands; empty: it is the default one."""
+        levels = self.layout.levels
+        return () if levels == DelayLevels.default() else ("--delay-levels", str(levels))
+
+    def init(self, *words: str) -> str:
+        """Return an `init` command for the shared topics; with `--group=…` among the words, for that group's too."""
+        layout, options = self.layout, list(self.levels_option)
+        if layout.max_message_bytes > Layout(layout.names, layout.levels).max_message_bytes:  # others may be larger
+            options += ["--max-message-bytes", str(layout.max_message_bytes)]
+        return self.command("init", *options, *words)
+
+    def keep_longer(self, topic: str) -> str:
+        """Return a command that keeps a topic's records longer; `MS` stands for what is not known here."""
+        return self.alter(topic, retention_ms="MS")
+
+    def alter(self, topic: str, **settings: str) -> str:
+        """Return a `kafka-configs.sh` command that sets settings of a topic (write dots as underscores)."""
+        pairs = ",".join(f"{name.replace('_', '.')}={value}" for name, value in settings.items())
+        return (
+            f"kafka-configs.sh --bootstrap-server {shlex.quote(self.bootstrap)} --alter --entity-type topics "
+            f"--entity-name {shlex.quote(topic)} --add-config {pairs}"
+        )

@@ -17,12 +17,15 @@ fails. Topics that the principal may not read have no append times; they are tri
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
@@ -33,10 +36,23 @@ from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim.observe.groups import overtaken, standing_of
-from rocketshim.observe.snapshot import GroupStanding, Offsets, PartitionStanding, groups_of, has_that_group
+from rocketshim.observe.snapshot import (
+    HEAD_COUNT,
+    FailingMessage,
+    GroupStanding,
+    Offsets,
+    PartitionStanding,
+    groups_of,
+    has_that_group,
+    target_of,
+)
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
+from rocketshim_topics.group_log import LeaseEntry, LeaveRecord, ReleaseRecord, RenewRecord, decode_group_record
 from rocketshim_topics.hops import is_probe
+from rocketshim_topics.kafka_codes import MISSING
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["OffsetLookup"]
 
@@ -44,6 +60,9 @@ _LOG = safe_logger("rocketshim.observe")
 _TIMEOUT_S: Final = 30.0
 _DESCRIBE_S: Final = 10.0
 _DAY_MS: Final = 86_400_000
+_LATELY_MS: Final = 900_000
+_LEASE_MS: Final = 60_000
+_CAUSE_CHARS: Final = 200
 _ALL_TOPICS_EVERY: Final = 10
 _SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}
 
@@ -85,6 +104,7 @@ class OffsetLookup:
         self._times: Mapping[tuple[TopicPartitionKey, int], int] = {}
         self._left_out = {} if left_out is None else left_out
         self._rounds = 0
+        self._records = _Records(names)
         self._between: Callable[[], None] = lambda: None
 
     def look_up(self, between: Callable[[], None] = lambda: None) -> Offsets:
@@ -115,18 +135,52 @@ class OffsetLookup:
         for key in schedule:  # a queue without a commit is read from its start
             committed[names.worker_group].setdefault(key, TopicPartition(*key, bounds.get(key, (0, 0))[0]))
         kept = {key for topic in (names.parked, *by_topic) for key in _partitions(topic, topics)} & bounds.keys()
-        day_ago = self._reader.offsets_at_times(dict.fromkeys(kept, self._clock.wall_ms() - _DAY_MS))
+        now_ms = self._clock.wall_ms()
+        day_ago = self._reader.offsets_at_times(dict.fromkeys(kept, now_ms - _DAY_MS))
+        lately = self._reader.offsets_at_times(dict.fromkeys(day_ago, now_ms - _LATELY_MS))
         standings = {
             group: standing_of(group, described.get(group), found, bounds) for group, found in committed.items()
         }
         self._times = self._first_unread_ms(each for standing in standings.values() for each in standing.partitions)
         timed = {group: _timed(standing, self._times) for group, standing in standings.items()}
         unknown = tuple(sorted(wanted - bounds.keys()))
-        return Offsets(topics, bounds, timed, groups, day_ago, unknown, self._clock.wall_ms())
+        self._between()
+        records = self._records
+        waiting = records.waiting(self._reader, [each for each in timed[names.worker_group].partitions if each.behind])
+        dead = {key: bounds[key] for key in lately if key.topic != names.parked}
+        logs = {group: names.group_log(group) for group in groups if names.group_log(group) in topics}
+        records.read_logs(self._reader, logs, now_ms)
+        return Offsets(
+            topics,
+            bounds,
+            timed,
+            groups,
+            day_ago,
+            unknown,
+            self._clock.wall_ms(),
+            lately,
+            waiting,
+            self._missing(waiting, topics),
+            records.causes(self._reader, dead),
+            records.failing(timed, now_ms),
+            records.log_members(now_ms),
+        )
 
     def close(self) -> None:
         """Close the client."""
         self._reader.close()
+
+    def _missing(
+        self, waiting: Mapping[TopicPartitionKey, tuple[Any, ...]], topics: Mapping[str, int]
+    ) -> frozenset[str]:
+        """Return the targets that surely do not exist; Kafka says the difference from one that may not be seen."""
+        found = {target_of(_target(record), self._names) for records in waiting.values() for record in records}
+        unseen = sorted(found - topics.keys() - {""})
+        if not unseen or self._admin is None:
+            return frozenset(unseen)
+        answers = self._admin.describe_topics(TopicCollection(unseen), request_timeout=_DESCRIBE_S)
+        wait(answers.values(), _DESCRIBE_S)
+        return frozenset(name for name, answer in answers.items() if answer.done() and _is_missing(answer.exception()))
 
     def _described(self, groups: list[str]) -> dict[str, Any]:
         """Return the descriptions of the groups that the principal may describe; a Kafka in memory has none."""
@@ -201,6 +255,140 @@ def _timed(standing: GroupStanding, times: Mapping[tuple[TopicPartitionKey, int]
         for each in standing.partitions
     )
     return replace(standing, partitions=tuple(partitions))
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in MISSING
+
+
+def _target(record: Any) -> str | None:
+    with suppress(MalformedRecordError):
+        return decode(read_headers(record), trusted=True).real_topic
+    return None
+
+
+class _Records:
+    """The records that a round reads beside the first unread ones: few, and only where something was appended.
+
+    * Of each delay queue the first and the newest `HEAD_COUNT`: a target that does not exist is found there.
+    * Of each dead-letter topic that grows the newest `HEAD_COUNT`, for their causes.
+    * Of each group's log what the last two leases have.
+
+    What cannot be read is left out: these records explain, the offsets count.
+    """
+
+    def __init__(self, names: TopicNames) -> None:
+        self._names = names
+        self._waiting: dict[tuple[TopicPartitionKey, int, int], tuple[Any, ...]] = {}
+        self._causes: dict[tuple[TopicPartitionKey, int], str] = {}
+        self._positions: dict[str, int] = {}
+        self._entries: dict[tuple[str, str, int], tuple[int, int, LeaseEntry]] = {}
+        self._members: dict[tuple[str, str], int] = {}
+        self._denied: set[str] = set()
+
+    def waiting(
+        self, reader: TopicReader, queues: Iterable[PartitionStanding]
+    ) -> dict[TopicPartitionKey, tuple[Any, ...]]:
+        """Return the first and the newest few records of each delay queue, by offset."""
+        wanted = {(TopicPartitionKey.of(each), *each.unread) for each in queues if each.topic == self._names.schedule}
+        self._waiting = {key: found for key, found in self._waiting.items() if key in wanted}
+        new = wanted - self._waiting.keys()
+        heads = {key: (first, min(end, first + HEAD_COUNT)) for key, first, end in new}
+        tails = {key: (end - HEAD_COUNT, end) for key, first, end in new if end - first > HEAD_COUNT}
+        found = self._read(reader, heads, is_probe), self._read(reader, tails, is_probe)
+        for each in new:
+            records = {record.offset(): record for part in found for record in part.get(each[0], ())}
+            self._waiting[each] = tuple(record for _, record in sorted(records.items()))
+        return {key: records for (key, _, _), records in self._waiting.items()}
+
+    def causes(self, reader: TopicReader, dead: Mapping[TopicPartitionKey, tuple[int, int]]) -> dict[str, str]:
+        """Return the most frequent cause of the newest dead letters of each topic."""
+        wanted = {(key, end) for key, (_, end) in dead.items()}
+        self._causes = {each: cause for each, cause in self._causes.items() if each in wanted}
+        new = {key: (max(dead[key][0], end - HEAD_COUNT), end) for key, end in wanted - self._causes.keys()}
+        found = self._read(reader, new)
+        for key, (_, end) in new.items():
+            counts = Counter(filter(None, map(_cause, found.get(key, ()))))
+            self._causes[key, end] = next((cause for cause, _ in counts.most_common(1)), "")
+        return {key.topic: cause for (key, _), cause in self._causes.items() if cause}
+
+    def read_logs(self, reader: TopicReader, logs: Mapping[str, str], now_ms: int) -> None:
+        """Read what was appended to the logs of these groups; at first, what the last two leases have."""
+        try:
+            bounds = reader.bounds_of([TopicPartitionKey(topic, 0) for topic in logs.values()])
+            first = {key: now_ms - 2 * _LEASE_MS for key in bounds if key.topic not in self._positions}
+            starts = reader.offsets_at_times(first)
+            spans = {
+                key: (max(low, self._positions.get(key.topic, starts.get(key, end))), end)
+                for key, (low, end) in bounds.items()
+                if key.topic not in self._denied
+            }
+            groups = {topic: group for group, topic in logs.items()}
+            for record in reader.read_spans({key: span for key, span in spans.items() if span[0] < span[1]}):
+                self._fold(groups[record.topic()], record)
+            self._positions |= {key.topic: end for key, (_, end) in spans.items()}
+        except NotAuthorizedError:
+            self._denied |= set(logs.values())
+        except RocketshimError as error:
+            _LOG.debug("observe.group-unknown", extra={"group": ", ".join(logs), "error": str(error)})
+
+    def failing(self, standings: Mapping[str, GroupStanding], now_ms: int) -> tuple[FailingMessage, ...]:
+        """Return the messages that block a queue or key now: their owner reported them lately, and has not passed them.
+
+        Only the first one of a queue: with order by key there may be more.
+        """
+        positions = {
+            (group, *TopicPartitionKey.of(each)): each.position
+            for group, standing in standings.items()
+            for each in standing.partitions
+        }
+        found = []
+        for (group, topic, number), (at_ms, lease_ms, entry) in sorted(self._entries.items()):
+            counts = [each for each in entry.reconsume_counts if each[0] >= positions.get((group, topic, number), 0)]
+            if counts and now_ms - at_ms <= 2 * lease_ms:
+                offset, attempts = counts[0]
+                found.append(FailingMessage(group, topic, number, offset, attempts))
+        return tuple(found)
+
+    def log_members(self, now_ms: int) -> dict[str, int]:
+        """Return how many members each group's log knows."""
+        return dict(Counter(group for (group, _), until_ms in self._members.items() if now_ms <= until_ms))
+
+    def _fold(self, group: str, record: Any) -> None:
+        at_ms = record.timestamp()[1]
+        try:
+            found = decode_group_record(record.value())
+        except (MalformedRecordError, UnknownVersionError):
+            return
+        owner = group, f"{found.client_id} {found.incarnation}"
+        if isinstance(found, LeaveRecord):
+            self._members.pop(owner, None)
+            return
+        self._members[owner] = at_ms + found.lease_ms
+        if isinstance(found, RenewRecord | ReleaseRecord):
+            for entry in found.queues:
+                key = group, target_of(entry.topic, self._names), entry.queue_id
+                _, _, newest = self._entries.get(key, (0, 0, entry))
+                if entry.token >= newest.token:
+                    self._entries[key] = at_ms, found.lease_ms, entry
+
+    def _read(
+        self,
+        reader: TopicReader,
+        spans: Mapping[TopicPartitionKey, tuple[int, int]],
+        skip: Callable[[Any], bool] = lambda _: False,
+    ) -> Mapping[TopicPartitionKey, list[Any]]:
+        try:
+            return reader.first_records(spans, most=HEAD_COUNT, skip=skip, denied=self._denied) if spans else {}
+        except BrokerUnavailableError:  # a leader is away
+            return {}
+
+
+def _cause(record: Any) -> str:
+    with suppress(MalformedRecordError):
+        envelope = decode(read_headers(record), trusted=True)
+        return f"{envelope.fail_class}: {envelope.fail_text or ''}"[:_CAUSE_CHARS] if envelope.fail_class else ""
+    return ""
 
 
 def _partitions(topic: str, topics: Mapping[str, int]) -> list[TopicPartitionKey]:

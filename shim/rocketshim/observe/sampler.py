@@ -10,6 +10,7 @@ fails publishes the last good values with the error, and the next round tries ag
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, RocketshimError
 from rocketshim.logs import safe_logger
-from rocketshim.observe.snapshot import Offsets, Snapshot, WorkerSnapshot, snapshot_of
+from rocketshim.observe.snapshot import Earlier, Offsets, Snapshot, WorkerSnapshot, snapshot_of
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
@@ -28,6 +29,7 @@ __all__ = ["Lookup", "Sampler"]
 _LOG = safe_logger("rocketshim.observe")
 _EVERY_S: Final = 5.0
 _IDLE_S: Final = 30.0
+_TREND_MS: Final = 60_000
 
 
 class Lookup(Protocol):
@@ -66,6 +68,7 @@ class Sampler:
         self._ask_workers = workers
         self._changed = threading.Condition()
         self._newest: Snapshot | None = None
+        self._behind: deque[Earlier] = deque()
         self._watchers = 0
         self._unwatched_since_s = 0.0
         self._thread: threading.Thread | None = None
@@ -131,7 +134,9 @@ class Sampler:
                 began_s, workers = time.monotonic(), self._ask_workers()
                 try:
                     lookup, at_ms = lookup or self._new_lookup(), self._clock.wall_ms()
-                    snapshot = snapshot_of(at_ms, self._names, self._levels, lookup.look_up(self._go_on))
+                    snapshot = self._with_trend(
+                        snapshot_of(at_ms, self._names, self._levels, lookup.look_up(self._go_on))
+                    )
                 except Exception as error:  # noqa: BLE001 - the top of the thread; the next round tries again
                     if self._is_closed:
                         continue
@@ -149,6 +154,14 @@ class Sampler:
         finally:
             if lookup is not None:
                 lookup.close()
+
+    def _with_trend(self, snapshot: Snapshot) -> Snapshot:
+        """Return a snapshot with how far behind the groups were up to a minute before."""
+        while self._behind and snapshot.at_ms - self._behind[0].at_ms > _TREND_MS:
+            self._behind.popleft()
+        earlier = self._behind[0] if self._behind else None
+        self._behind.append(Earlier(snapshot.at_ms, {each.group: each.behind for each in snapshot.groups}))
+        return replace(snapshot, earlier=earlier)
 
     def _go_on(self) -> None:
         """Note that a request of a round has ended; raise if no other one is wanted."""

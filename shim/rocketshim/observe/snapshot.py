@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
-from typing import Any
+from typing import Any, Final
 
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.start_position import decode_metadata, has_same_filter, is_other_filter
@@ -20,9 +20,13 @@ from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import decode, read_headers
 
 __all__ = [
+    "HEAD_COUNT",
     "Conflict",
     "DelayQueue",
+    "Earlier",
+    "FailingMessage",
     "GroupStanding",
+    "MissingTarget",
     "Offsets",
     "PartitionStanding",
     "Snapshot",
@@ -34,8 +38,12 @@ __all__ = [
     "groups_of",
     "has_that_group",
     "snapshot_of",
+    "target_of",
     "waiting_record",
 ]
+
+HEAD_COUNT: Final = 5
+"""Records at the head and at the end of each delay queue that a round reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,11 @@ class Offsets:
     * `day_ago`: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
     * `unknown`: the other partitions of interest.
     * `read_ms`: when the round ended, epoch ms of this machine; None: not known.
+    * `lately`: as `day_ago`, of the last 15 minutes.
+    * `waiting`: the first and the newest few records of each delay queue, as Kafka messages, by offset.
+    * `missing`: their targets that surely do not exist, physical names.
+    * `causes`: the most frequent cause of the newest few records of dead-letter topics that grow.
+    * `log_members`: number of the members that a group's log knows, of groups that have one.
     """
 
     topics: Mapping[str, int] = field(default_factory=dict)  # every visible topic with its number of partitions
@@ -140,6 +153,12 @@ class Offsets:
     day_ago: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
     unknown: tuple[TopicPartitionKey, ...] = ()
     read_ms: int | None = None
+    lately: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
+    waiting: Mapping[TopicPartitionKey, tuple[Any, ...]] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+    causes: Mapping[str, str] = field(default_factory=dict)
+    failing: tuple["FailingMessage", ...] = ()
+    log_members: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +181,33 @@ class WaitingRecord:
     delay_level: int | None = None  # the level that its sender requested; None: none
     delay_ms: int | None = None
     failed_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailingMessage:
+    """A message that keeps failing, and that its orderly queue or its key waits for: as its owner last reported."""
+
+    group: str
+    topic: str  # physical name
+    partition: int
+    offset: int
+    attempts: int
+    since_ms: int | None = None  # since when it fails there, epoch ms of the broker's clock; None: not known
+    cause: str | None = None  # class and text of the last failure; None: a version before this one reported it
+
+    @property
+    def record(self) -> str:
+        """Return its address."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingTarget:
+    """A topic that waiting messages go to and that does not exist, as far as the records that were read show."""
+
+    topic: str  # physical name
+    count: int  # number of these records
+    due_ms: int | None  # when the first of them is due, epoch ms; None: not known
 
 
 def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
@@ -225,6 +271,8 @@ class TopicSnapshot:
     kept: int  # number of offsets that still exist
     appended: int
     recent: int = 0  # number of offsets appended within the last 24 h
+    new: int = 0  # number of offsets appended within the last 15 minutes
+    cause: str = ""  # the most frequent cause of the newest few, if some are new; `""`: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +298,14 @@ class WorkerSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """How far behind groups were at an earlier instant."""
+
+    at_ms: int
+    behind: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """An installation at one instant.
 
@@ -267,6 +323,10 @@ class Snapshot:
     clock_behind_ms: int = 0  # how far this machine's clock is surely behind the brokers'; 0: a minute or less
     unknown: tuple[TopicPartitionKey, ...] = ()  # partitions whose leader did not answer; they are missing in the rest
     error: str | None = None
+    missing: tuple[MissingTarget, ...] = ()  # targets of waiting messages that do not exist
+    failing: tuple[FailingMessage, ...] = ()  # messages that block their orderly queue or key
+    log_members: Mapping[str, int] = field(default_factory=dict)  # as `Offsets.log_members`
+    earlier: "Earlier | None" = None  # how far behind groups were before; None: nothing is known of before
 
     @property
     def waiting(self) -> int:
@@ -320,7 +380,7 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
     return Snapshot(
         at_ms=at_ms,
         queues=tuple(
-            DelayQueue(each.partition, levels.queue_delay_ms(each.partition), each)
+            DelayQueue(each.partition, levels.queue_delay_ms(each.partition), each, _head(offsets, each, levels))
             for each in worker.partitions
             if each.topic == names.schedule
         ),
@@ -331,15 +391,47 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
         parked=_topic(offsets, names.parked, None) if names.parked in offsets.topics else None,
         clock_behind_ms=clock_behind_ms(stamped_ms, offsets.read_ms),
         unknown=offsets.unknown,
+        missing=_missing(offsets, names, levels),
+        failing=offsets.failing,
+        log_members=offsets.log_members,
     )
+
+
+def _head(offsets: Offsets, queue: PartitionStanding, levels: DelayLevels) -> tuple[WaitingRecord, ...]:
+    records = offsets.waiting.get(TopicPartitionKey.of(queue), ())
+    return tuple(waiting_record(each, levels) for each in records[:HEAD_COUNT])
+
+
+def _missing(offsets: Offsets, names: TopicNames, levels: DelayLevels) -> tuple[MissingTarget, ...]:
+    due: dict[str, list[int | None]] = defaultdict(list)
+    for records in offsets.waiting.values() if offsets.missing else ():
+        for each in (waiting_record(record, levels) for record in records):
+            target = target_of(each.target, names)
+            if target in offsets.missing:
+                due[target].append(each.due_ms)
+    return tuple(
+        MissingTarget(topic, len(all_ms), min((at_ms for at_ms in all_ms if at_ms is not None), default=None))
+        for topic, all_ms in sorted(due.items())
+    )
+
+
+def target_of(logical: str | None, names: TopicNames) -> str:
+    """Return the physical name of a record's target; `""`: it names none that may exist."""
+    try:
+        return "" if logical is None else names.physical(logical)
+    except ConfigError:
+        return ""
 
 
 def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:
     keys = [TopicPartitionKey(topic, number) for number in range(offsets.topics[topic])]
     bounds = {key: offsets.bounds[key] for key in keys if key in offsets.bounds}
-    recent = sum(max(0, end - offsets.day_ago.get(key, end)) for key, (_, end) in bounds.items())
-    kept = sum(end - low for low, end in bounds.values())
-    return TopicSnapshot(topic, group, kept, sum(end for _, end in bounds.values()), recent)
+    recent, new = (
+        sum(max(0, end - since.get(key, end)) for key, (_, end) in bounds.items())
+        for since in (offsets.day_ago, offsets.lately)
+    )
+    kept, ever = sum(end - low for low, end in bounds.values()), sum(end for _, end in bounds.values())
+    return TopicSnapshot(topic, group, kept, ever, recent, new, offsets.causes.get(topic, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.sampler import Sampler
-from rocketshim.observe.snapshot import Snapshot, snapshot_of
+from rocketshim.observe.snapshot import Earlier, GroupStanding, PartitionStanding, Snapshot, snapshot_of
 from rocketshim.observe.tables import levels_table, summary
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.group_log import LeaseEntry, RenewRecord, encode_group_record
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -340,3 +341,87 @@ def test_nothing_is_committed_and_no_group_is_joined(world: World) -> None:
     assert len(world.kafka.commits("pay")) == before
     assert world.kafka.members("pay") == []
     assert world.kafka.members(NAMES.worker_group) == []
+
+
+def delayed(world: World, target: str, partition: int = 0) -> None:
+    world.kafka.append(NAMES.schedule, b"a", partition=partition, headers=[("REAL_TOPIC", target.encode())])
+
+
+def test_a_target_that_does_not_exist_is_known_before_its_messages_are_due(world: World) -> None:
+    delayed(world, "orders")
+    assert world.snapshot().missing == ()
+    delayed(world, "invoices", 1)
+    delayed(world, "invoices")
+    (missing,) = world.snapshot().missing
+    assert (missing.topic, missing.count) == ("invoices", 2)
+    assert missing.due_ms is not None
+    world.kafka.create_topic("invoices", 1)
+    assert world.snapshot().missing == ()
+
+
+def test_a_target_is_looked_for_at_the_head_and_the_end_of_a_long_queue(world: World) -> None:
+    for target in ["first", *["orders"] * 20, "last"]:
+        delayed(world, target)
+    assert [each.topic for each in world.snapshot().missing] == ["first", "last"]
+
+
+def test_a_target_that_no_topic_can_have_is_not_missing(world: World) -> None:
+    delayed(world, "no topic")
+    world.kafka.append(NAMES.schedule, b"a", partition=0)
+    assert world.snapshot().missing == ()
+
+
+def test_new_dead_letters_are_counted_with_their_most_frequent_cause(world: World) -> None:
+    dead = NAMES.dead_letter("pay")
+    world.kafka.create_topic(dead, 1)
+    for name, text in (("KeyError", "a"), ("ValueError", "b"), ("ValueError", "b")):
+        world.kafka.append(dead, b"x", headers=[("FAIL_CLASS", name.encode()), ("FAIL_TEXT", text.encode())])
+    (topic,) = world.snapshot().dead
+    assert (topic.new, topic.recent, topic.cause) == (3, 3, "ValueError: b")
+    world.clock.advance(900_001)
+    (topic,) = world.snapshot().dead
+    assert (topic.new, topic.recent, topic.cause) == (0, 3, "")
+
+
+def renewed(world: World, token: int, *counts: tuple[int, int], owner: str = "c") -> None:
+    entry = LeaseEntry(topic="orders", queue_id=1, token=token, confirmed_offset=0, reconsume_counts=counts)
+    record = RenewRecord(client_id=owner, incarnation="i", seq=1, lease_ms=60_000, base=0, queues=(entry,))
+    world.kafka.append(NAMES.group_log("pay"), encode_group_record(record))
+
+
+def test_a_message_that_blocks_its_queue_is_known_from_its_owners_report(world: World) -> None:
+    world.kafka.create_topic(NAMES.group_log("pay"), 1)
+    assert world.snapshot().failing == ()
+    renewed(world, 5, (3, 1), (9, 1))
+    renewed(world, 5, (3, 80), (9, 2))
+    renewed(world, 4, (3, 2))  # a former owner, late
+    found = world.snapshot()
+    assert [(each.group, each.record, each.attempts) for each in found.failing] == [("pay", "orders/1/3", 80)]
+    assert found.log_members == {"pay": 1}
+    renewed(world, 6, owner="d")
+    found = world.snapshot()
+    assert (found.failing, found.log_members) == ((), {"pay": 2})
+
+
+def test_a_message_that_the_group_has_passed_or_whose_owner_is_gone_blocks_nothing(world: World) -> None:
+    world.kafka.create_topic(NAMES.group_log("pay"), 1)
+    world.kafka.append(NAMES.group_log("pay"), b"not a record")
+    renewed(world, 5, (3, 80))
+    assert len(world.snapshot().failing) == 1
+    world.commit("pay", "orders", 1, 4)
+    again = OffsetLookup("memory:1", NAMES, clients=world.clients, clock=world.clock)
+    assert again.look_up().failing == ()
+    again.close()
+    world.clock.advance(121_000)
+    found = world.snapshot()
+    assert (found.failing, found.log_members) == ((), {})
+
+
+def test_the_sampler_knows_how_far_behind_a_group_was_before() -> None:
+    clock = VirtualClock()
+    with Sampler(lambda: None, NAMES, LEVELS, clock=clock) as sampler:  # type: ignore[arg-type, return-value]
+        behind = [GroupStanding("pay", partitions=(PartitionStanding("orders", 0, 0, 0, end),)) for end in (3, 9)]
+        first = sampler._with_trend(Snapshot(at_ms=0, groups=(behind[0],)))
+        later = sampler._with_trend(Snapshot(at_ms=5_000, groups=(behind[1],)))
+        last = sampler._with_trend(Snapshot(at_ms=90_000, groups=(behind[1],)))
+    assert (first.earlier, later.earlier, last.earlier) == (None, Earlier(0, {"pay": 3}), None)

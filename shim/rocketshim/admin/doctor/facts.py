@@ -3,16 +3,13 @@
 None always means "could not be read"; `unread` has the reason. A check without its facts is skipped.
 """
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from rocketshim.admin.doctor.probe import Capability
+from rocketshim.observe.finding import Installation
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding
-from rocketshim_topics.layout import Layout
-from rocketshim_topics.levels import DelayLevels
-from rocketshim_topics.names import TopicNames
 
 __all__ = ["Facts", "PartitionFacts", "TopicFacts"]
 
@@ -41,7 +38,7 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Installation):
     """Everything that the checks evaluate.
 
     * `standings`: group to its state and positions, without a member also the times of its unread retries; the worker's
@@ -59,8 +56,6 @@ class Facts:
     * `consume_timeout_ms`: longest time that a handler in the user's own poll loop may take; None: not given.
     """
 
-    bootstrap: str  # addresses of the brokers, as given
-    layout: Layout  # the required topics, with their names and the level table
     now_ms: int  # the brokers' clock if the leaders' clocks were measured, otherwise this machine's; epoch ms
     brokers: tuple[int, ...] = ()  # node ids of the brokers that are up
     broker_config: Mapping[str, str] | None = None  # settings of one broker
@@ -84,41 +79,8 @@ class Facts:
     consume_timeout_ms: int | None = None
     unread: tuple[str, ...] = ()  # what could not be read, and why
 
-    @property
-    def names(self) -> TopicNames:
-        """Return the topic and group names of the namespace."""
-        return self.layout.names
-
-    def command(self, name: str, *words: str) -> str:
-        """Return a `rocketshim` command, quoted for a shell."""
-        cluster = ["--bootstrap", self.bootstrap]
-        if self.names.namespace:
-            cluster += ["--namespace", self.names.namespace]
-        return shlex.join(["rocketshim", name, *words, *cluster])
-
-    @property
-    def levels_option(self) -> tuple[str, ...]:
-        """Return the level table as an option of commands; empty: it is the default one."""
-        levels = self.layout.levels
-        return () if levels == DelayLevels.default() else ("--delay-levels", str(levels))
-
-    def init(self, *words: str) -> str:
-        """Return an `init` command for the shared topics; with `--group=…` among the words, for that group's too."""
-        layout, options = self.layout, list(self.levels_option)
-        if layout.max_message_bytes > Layout(layout.names, layout.levels).max_message_bytes:  # others may be larger
-            options += ["--max-message-bytes", str(layout.max_message_bytes)]
-        return self.command("init", *options, *words)
-
     def keep_longer(self, topic: str) -> str:
         """Return a command that doubles a topic's retention, at least to a week; `MS` if it is not known or endless."""
         found = self.topics.get(topic)
         text = "" if found is None or found.config is None else found.config.get("retention.ms", "")
         return self.alter(topic, retention_ms=str(max(2 * int(text), _WEEK_MS)) if text.isdecimal() else "MS")
-
-    def alter(self, topic: str, **settings: str) -> str:
-        """Return a `kafka-configs.sh` command that sets settings of a topic (write dots as underscores)."""
-        pairs = ",".join(f"{name.replace('_', '.')}={value}" for name, value in settings.items())
-        return (
-            f"kafka-configs.sh --bootstrap-server {shlex.quote(self.bootstrap)} --alter --entity-type topics "
-            f"--entity-name {shlex.quote(topic)} --add-config {pairs}"
-        )

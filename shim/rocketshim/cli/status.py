@@ -1,0 +1,81 @@
+"""`rocketshim status`: what is wrong now, worst first, on one screen."""
+
+import json
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Final
+
+import typer
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.completion import WatchedGroups
+from rocketshim.cli.findings import counts, has_problem, show_findings
+from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, WorkerUrls, output, seconds
+from rocketshim.cli.records import console
+from rocketshim.core.user_values import one_line
+from rocketshim.errors import BrokerUnavailableError
+from rocketshim.observe.finding import Installation
+from rocketshim.observe.snapshot import Snapshot
+from rocketshim.observe.tables import summary
+from rocketshim.observe.verdict import verdict
+from rocketshim_topics.layout import Layout
+
+app = typer.Typer()
+_LOOK_S: Final = 0.5
+
+
+@app.command(epilog="Example: rocketshim status --bootstrap localhost:9092")
+def status(
+    *,
+    at: ConnectedWithLevels,
+    group: WatchedGroups = None,
+    worker_url: WorkerUrls = None,
+    watch: Annotated[bool, output("--watch", "-w", help="Look again and again until Ctrl-C.")] = False,
+    every: Annotated[
+        float, typer.Option(parser=seconds(1), metavar="DURATION", help="Time from one look to the next.")
+    ] = 2.0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is wrong now, worst first: its cause, since when, its cost, and the command that fixes it.
+
+    Exit code 2 if there are errors or warnings; notes alone give 0. Takes one look at the cluster, and a second one if
+    a group has something to read, to see whether it falls behind. Changes nothing; the set-up is checked by `doctor`.
+    """
+    from rocketshim.observe.look_up import OffsetLookup  # noqa: PLC0415 - `--help` does without
+    from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
+    from rocketshim.observe.worker_state import ask_workers, checked_urls  # noqa: PLC0415
+
+    urls, here = checked_urls(worker_url or ()), Installation(at.bootstrap, Layout(at.names, at.levels))
+    lookup = partial(OffsetLookup, at.bootstrap, at.names, groups=tuple(group or ()), client=at.client, left_out={})
+    with (
+        Sampler(lookup, at.names, at.levels, every_s=every, workers=lambda: ask_workers(urls)) as sampler,
+        sampler.watch() as looks,
+    ):
+        look: Snapshot | None = None
+        while True:
+            while (newer := looks.wait_newer(look, _LOOK_S)) is None:
+                pass  # each request has a time limit, but with many groups there are many
+            look = newer
+            if look.error is not None and not watch:
+                raise BrokerUnavailableError(f"{at.bootstrap} did not answer: {look.error}")
+            if watch or look.earlier is not None or not any(each.first_unread_ms for each in look.groups):
+                _show(here, look, quiet=quiet, as_json=as_json, clear=watch)
+                if not watch:
+                    break
+    if has_problem(verdict(here, look)):
+        raise typer.Exit(FINDING)
+
+
+def _show(here: Installation, look: Snapshot, *, quiet: bool, as_json: bool, clear: bool) -> None:
+    found = verdict(here, look)
+    if quiet and not has_problem(found):
+        return
+    if as_json:
+        typer.echo(json.dumps({"at_ms": look.at_ms, "error": look.error, "findings": [asdict(each) for each in found]}))
+        return
+    out = console()
+    if clear and out.is_terminal:
+        out.clear()
+    show_findings(found)
+    typer.echo(one_line(f"{counts(found)}: {summary(look)}"))

@@ -1,0 +1,241 @@
+"""What is wrong in an installation now, by one look at the cluster, worst first. Pure.
+
+`rocketshim status`, `top`, `doctor`, the console's overview and the exporter all show this list, so that no screen is
+calm while another one is not. Each finding has its cause, since when, its cost, and the command that helps.
+
+Bounds: a target that does not exist is found among the first and the newest few records of each delay queue; a message
+that blocks a queue is known from its owner's report in the group's log; whether a group falls behind needs two looks.
+A consumer that its own program has suspended tells the cluster nothing, so its group is only behind.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from rocketshim.observe.finding import Finding, Installation, Severity
+from rocketshim.observe.snapshot import GroupStanding, Snapshot
+from rocketshim_topics.durations import duration_text
+
+__all__ = ["verdict", "worst_first"]
+
+_LATE_MS: Final = 5_000  # longer than a hand-over between workers
+_VERY_LATE_MS: Final = 60_000
+_BLOCKED_FROM: Final = 3  # failed attempts
+_BEHIND_MS: Final = 8_000  # longer than the time between two commits
+_LONG_BEHIND_MS: Final = 60_000
+_ORDER: Final = list(Severity)
+
+
+def verdict(at: Installation, look: Snapshot) -> list[Finding]:
+    """Return what is wrong now, worst first.
+
+    Decides: What is wrong now? This function, for every screen, metric and exit code; the set-up is examined beside it
+        (`admin.doctor.examine`).
+    """
+    return worst_first(finding for check in _CHECKS for finding in check(at, look))
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings by severity; those of the same keep their order."""
+    return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    """Find that no worker runs, or that it does not keep up."""
+    group, late_ms = at.names.worker_group, look.late_ms
+    if look.worker is None or look.worker.members is None:
+        return
+    run = at.command("worker", "--allow", "TOPIC", *at.levels_option)
+    waiting = look.waiting + sum(each.waiting for each in look.timers)
+    if not look.worker.members:
+        oldest = f"the oldest for {_text(late_ms)}" if late_ms else "none is due yet"
+        yield Finding(
+            "worker-missing",
+            Severity.ERROR if waiting else Severity.NOTE,
+            group,
+            f"no worker is running, and {waiting} offsets wait" if waiting else "no worker is running; nothing waits",
+            f"delayed and retried messages are not delivered ({oldest})" if waiting else "retries and delays will wait",
+            run,
+            look.at_ms - late_ms if late_ms else None,
+        )
+    elif late_ms > _LATE_MS:
+        log_late_ms = max((each.late_ms(look.at_ms) for each in look.timers), default=0)
+        is_log = late_ms == log_late_ms
+        yield Finding(
+            "timers-late" if is_log else "worker-late",
+            Severity.ERROR if late_ms > _VERY_LATE_MS else Severity.WARNING,
+            at.names.timers if is_log else group,
+            f"a worker is in the group, but the oldest {'command of a named timer' if is_log else 'message'} should "
+            f"have left {_text(late_ms)} ago",
+            "messages with names are late, and a cancel has not taken effect"
+            if is_log
+            else "delayed and retried messages are late: the worker died just now, is stuck, or is too slow (or this "
+            "machine's clock is ahead of the brokers')",
+            f"look at its log and /state; compare the clocks: {at.command('doctor', '--probe')}; for more lanes and "
+            f"workers: {at.init('--lanes', 'N')}",
+            look.at_ms - late_ms,
+        )
+
+
+def _workers(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    """Find what the workers that were asked report of themselves."""
+    for each in look.workers:
+        if each.trouble:
+            yield Finding(
+                "worker-not-ready",
+                Severity.WARNING,
+                each.url,
+                f"the worker does not answer or is not ready: {each.trouble}",
+                "its part of the delay queues is late until another worker has it",
+                f"look at its log; start it again: {at.command('worker', '--allow', 'TOPIC', *at.levels_option)}",
+            )
+        for topic, reason in sorted(each.avoided.items()):
+            yield Finding(
+                "target-avoided",
+                Severity.ERROR,
+                topic,
+                f"the worker {each.url} does not try this target now: {reason}",
+                "its messages wait for half a minute in all, and are parked then",
+                "correct the topic or the rights of the worker; then send again what was parked: "
+                + at.command("parked", "plan", "--topic", topic, "--out", "FILE"),
+            )
+
+
+def _missing_targets(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    for each in look.missing:
+        due = "" if each.due_ms is None else f", the first due {_when(each.due_ms, look.at_ms)}"
+        yield Finding(
+            "target-missing",
+            Severity.WARNING,
+            each.topic,
+            f"the topic does not exist, and at least {each.count} waiting messages go to it{due}",
+            "the worker parks them half a minute after they are due, unless the brokers create topics themselves",
+            at.command("init", "--topic", each.topic),
+        )
+
+
+def _blocked(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    for each in look.failing:
+        if each.attempts < _BLOCKED_FROM:
+            continue
+        standing = next((one for one in look.groups if one.group == each.group), GroupStanding(each.group))
+        ends = [one.end for one in standing.partitions if (one.topic, one.partition) == (each.topic, each.partition)]
+        behind = max([0, *((end or 0) - each.offset - 1 for end in ends)])
+        since = "" if each.since_ms is None else f" for {_text(look.at_ms - each.since_ms)}"
+        cause = f": {each.cause}" if each.cause else "; the consumer's log has the cause"
+        yield Finding(
+            "queue-blocked",
+            Severity.ERROR,
+            f"{each.group} on {each.topic}/{each.partition}",
+            f"{each.record} has failed {each.attempts} times{since}{cause}",
+            f"the messages behind it wait, or those with its key: {behind} offsets",
+            f"look at it: {at.command('trace', each.record)}; correct the cause, and the queue goes on",
+            each.since_ms,
+        )
+
+
+def _dead(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    for each in look.dead:
+        if each.new and each.group is not None:
+            cause = f", lately most by {each.cause}" if each.cause else ""
+            yield Finding(
+                "dead-letters-rising",
+                Severity.WARNING,
+                each.group,
+                f"{each.new} new dead letters within 15 minutes ({each.recent} within 24 h){cause}",
+                "these messages were not handled",
+                at.command("dlq", "stats", "--group", each.group, "--since", "15m"),
+            )
+
+
+def _behind(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    """Find groups that do not read what is there, or not fast enough."""
+    for group in look.groups:
+        since_ms = group.first_unread_ms
+        age_ms = 0 if since_ms is None else look.at_ms - since_ms
+        earlier = None if look.earlier is None else look.earlier.behind.get(group.group)
+        growth = None if earlier is None else group.behind - earlier
+        is_away = group.members == () and not look.log_members.get(group.group)
+        if age_ms < _BEHIND_MS or not (is_away or age_ms >= _LONG_BEHIND_MS or (growth or 0) > 0):
+            continue
+        trend = "" if growth is None else ", and growing" if growth > 0 else ", and shrinking" if growth < 0 else ""
+        unread = [topic for topic, part in group.topics().items() if part.first_unread_ms is not None]
+        what = f"{group.behind} offsets of {', '.join(unread)} are unread, the oldest for {_text(age_ms)}{trend}"
+        if is_away:
+            what = f"no consumer of the group is running; {what}"
+            cost = "nobody handles these messages, and retention eventually deletes them"
+            fix = "start its consumers: rocketshim run MODULE:CONSUMER; if the group was renamed or retired: "
+            fix += "docs/operations.md, Renaming or retiring a group"
+        else:
+            cost = "they are handled late: a message is slow or keeps failing, or there are too few consumers"
+            fix = "more consumers: rocketshim run MODULE:CONSUMER --processes N; where they are: "
+            fix += at.command("group", "lag", group.group)
+        yield Finding("group-behind", Severity.WARNING, group.group, what, cost, fix, since_ms)
+
+
+def _lost(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    """Find that retention has deleted offsets before the worker, or a group, read them."""
+    for topic, queues in ((at.names.schedule, look.queues), (at.names.timers, look.timers)):
+        if lost := sum(each.standing.lost for each in queues):
+            yield Finding(
+                "retention-overtook",
+                Severity.ERROR,
+                topic,
+                f"retention deleted {lost} offsets that no worker had read",
+                "messages among them are lost; there may be none, if all had been delivered and a transaction ended "
+                "then",
+                f"raise retention.ms above the longest outage: {at.keep_longer(topic)}",
+            )
+    for group in look.groups:
+        for each in group.partitions:
+            if each.lost:
+                yield Finding(
+                    "retention-overtook",
+                    Severity.ERROR,
+                    f"{group.group} on {each.topic}/{each.partition}",
+                    f"retention deleted {each.lost} offsets that the group had not read",
+                    "messages among them are lost; there may be none, only markers and aborted records of "
+                    "transactions: rocketshim's consumers pass these, those of other libraries may not",
+                    f"consume faster, or raise the retention: {at.keep_longer(each.topic)}",
+                )
+
+
+def _unknown(at: Installation, look: Snapshot) -> Iterator[Finding]:
+    """Find what this look could not see."""
+    if look.unknown:
+        yield Finding(
+            "not-looked-at",
+            Severity.NOTE,
+            ", ".join(map(str, look.unknown[:3])),
+            f"the leaders of {len(look.unknown)} partitions do not answer",
+            "what waits there is missing in this report",
+            at.command("doctor"),
+        )
+    if look.clock_behind_ms:
+        yield Finding(
+            "clock-skew",
+            Severity.WARNING,
+            "this machine",
+            f"its clock is {_text(look.clock_behind_ms)} or more behind the brokers'",
+            "the ages that this report goes by are too small by as much: messages may be late, and retries unread",
+            "synchronise the clock of this machine (chrony, ntpd)",
+        )
+
+
+_CHECKS: Final[tuple[Callable[[Installation, Snapshot], Iterator[Finding]], ...]] = (
+    _worker,
+    _blocked,
+    _workers,
+    _lost,
+    _missing_targets,
+    _dead,
+    _behind,
+    _unknown,
+)
+
+
+def _text(ms: int) -> str:
+    return duration_text(max(0, ms) // 1_000 * 1_000)
+
+
+def _when(at_ms: int, now_ms: int) -> str:
+    return f"in {_text(at_ms - now_ms)}" if at_ms >= now_ms else f"{_text(now_ms - at_ms)} ago"
