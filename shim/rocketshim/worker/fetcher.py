@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from itertools import groupby
-from operator import itemgetter, methodcaller
+from operator import methodcaller
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -24,7 +24,6 @@ __all__ = ["Fetcher"]
 _NS: Final = 1_000_000
 _FETCH_COUNT: Final = 1_000
 _MISSING_NS: Final = 30_000 * _NS  # a broker may not know a topic for a moment; the client reports that once
-_TOPIC, _PARTITION = methodcaller("topic"), methodcaller("partition")
 _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
 
 
@@ -54,13 +53,7 @@ class Fetcher:
 
     def fetch(self, consumer: ConsumerClient, wait_ns: int) -> bool:
         """Fetch records into their queues; return whether the batch was full, so that more may be ready."""
-        if self._missing_ns is not None and self._clock.monotonic_ns() >= self._missing_ns:
-            self._missing_ns = None
-            if all(key.topic != self._assignment.topic for key in self._assignment.held):
-                self.failure = TopicMissingError(
-                    f"the topic {self._assignment.topic} does not exist; create it with: "
-                    f"{init_command(self._assignment.topic)}"
-                )
+        self._look_for_topic()
         whole_ms = wait_ns // _NS
         if whole_ms == 0 and wait_ns > 0:
             self._sleep(wait_ns / 1e9)
@@ -78,14 +71,24 @@ class Fetcher:
         errors = [message for message in batch if message.error() is not None]
         if errors:
             batch = [message for message in batch if message.error() is None]
-        keys = zip(map(_TOPIC, batch), map(_PARTITION, batch), strict=True)
-        for key, messages in groupby(zip(keys, batch, strict=True), itemgetter(0)):
-            assigned = self._assignment.held.get(key)
-            if assigned is not None:
-                self.offer(assigned, [message for _, message in messages], seen_ns)
+        for topic, of_topic in groupby(batch, methodcaller("topic")):
+            for number, messages in groupby(of_topic, methodcaller("partition")):
+                assigned = self._assignment.held.get(TopicPartitionKey(topic, number))
+                if assigned is not None:
+                    self.offer(assigned, list(messages), seen_ns)
         for each in errors:
             self._client_error(each)
         return is_more
+
+    def _look_for_topic(self) -> None:
+        """Fail if the topic has been missing for long."""
+        if self._missing_ns is not None and self._clock.monotonic_ns() >= self._missing_ns:
+            self._missing_ns = None
+            if all(key.topic != self._assignment.topic for key in self._assignment.held):
+                self.failure = TopicMissingError(
+                    f"the topic {self._assignment.topic} does not exist; create it with: "
+                    f"{init_command(self._assignment.topic)}"
+                )
 
     def _fetch_count(self, first: Any) -> int:
         """Return the maximum size of one fetched batch; the headers of each message become Python objects."""
