@@ -152,9 +152,7 @@ class Assignment:
         self.is_closing = False  # from `closing` on, for good
         self._unread: set[TopicPartitionKey] = set()
         self._unread_ns = 0
-        self._unknown: set[TopicPartitionKey] = (
-            set()
-        )  # partitions whose positions could not be read when they were assigned
+        self._unknown: set[TopicPartitionKey] = set()  # whose positions could not be read at the assignment
         self._look_s = _LOOK_S
         self._unknown_ns = 0  # when they are asked for again; 0: right after the assignment, which has just asked
 

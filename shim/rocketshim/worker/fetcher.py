@@ -24,6 +24,7 @@ __all__ = ["Fetcher"]
 _NS: Final = 1_000_000
 _FETCH_COUNT: Final = 1_000
 _MISSING_NS: Final = 30_000 * _NS  # a broker may not know a topic for a moment; the client reports that once
+_OF_TIMERS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED})
 _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
 
 
@@ -139,13 +140,9 @@ class Fetcher:
         error: KafkaError = message.error()
         if is_fatal(error):
             self.failure = KafkaException(error)
-        elif message.topic() != self._assignment.topic and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            pass  # named timers are not used here
-        elif (
-            message.topic() not in {None, self._assignment.topic}
-            and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-        ):
-            self._alarm.client_error(error, message.topic())  # only named timers need it
+        elif message.topic() not in {None, self._assignment.topic} and error.code() in _OF_TIMERS:
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # if it is missing, no named timers are used
+                self._alarm.client_error(error, message.topic())
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._missing_ns = self._missing_ns or self._clock.monotonic_ns() + _MISSING_NS
             self._alarm.client_error(error, message.topic())
