@@ -14,10 +14,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim_local import Broker
 from rocketshim_spark import land as landing
 from rocketshim_spark import sources
+from rocketshim_spark.cli import main
 from rocketshim_spark.errors import LakeError, LandingFailedError, TopicRecreatedError
 from rocketshim_spark.jobs.lineage import HIGH_CARDINALITY
 from rocketshim_spark.lake import Gap, read_gaps, read_landed, read_records
@@ -248,7 +250,7 @@ def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
     assert land(spark, broker.bootstrap, [name], lake).rows == 10
     produce(name, 30)
     delete_before(admin, name, 0, 15)  # so Spark is configured to pass over gaps
-    add = landing._add
+    add = landing.add_records
 
     def overtaken(*arguments: object) -> int:
         delete_before(admin, name, 0, 20)
@@ -259,7 +261,7 @@ def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
         return rows
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(landing, "_add", overtaken)
+        patch.setattr(landing, "add_records", overtaken)
         found = land(spark, broker.bootstrap, [name], lake).gaps
     assert [(gap.gap_from, gap.gap_to, gap.reason) for gap in found] == [
         (10, 15, "expired"),
@@ -331,6 +333,49 @@ def test_a_lake_that_an_earlier_version_landed_or_without_its_checkpoint_goes_on
     assert coordinates(read_records(spark, lake)) == [(name, part, at) for part in range(2) for at in range(12)]
 
 
+def test_a_lake_with_each_record_twice_and_a_gap_of_landed_ones_is_repaired_by_one_command(
+    spark: SparkSession,
+    broker: Broker,
+    topic: Callable[..., str],
+    produce: Callable[..., None],
+    lake: str,
+    *,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What earlier versions have done to a lake whose checkpoint was gone."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name = topic(partitions=2)
+    produce(name, 20, partitions=2)
+    delete_before(admin, name, 0, 3)  # a gap that is true
+    assert land(spark, broker.bootstrap, [name], lake).rows == 17
+    records = spark.read.format("delta").load(f"{lake}/records")
+    records.write.format("delta").mode("append").save(f"{lake}/records")
+    gaps = spark.read.format("delta").load(f"{lake}/gaps")
+    for gap_from, gap_to in ((0, 6), (4, 8)):
+        wrong = gaps.withColumns({"gap_from": F.lit(gap_from).cast("long"), "gap_to": F.lit(gap_to).cast("long")})
+        wrong.write.format("delta").mode("append").save(f"{lake}/gaps")
+
+    def repair(*words: str) -> tuple[int, str]:
+        code = main(["repair", "--lake", lake, *words])
+        return code, capsys.readouterr().out
+
+    code, out = repair("--dry-run")
+    assert (code, out.partition(" from ")[0]) == (
+        2, "would remove 17 records that are there twice, and 2 gaps of landed records",
+    )  # fmt: skip
+    code, out = repair()
+    assert (code, out.split()[0]) == (0, "removed")
+    assert repair()[1].startswith("nothing to repair")
+    assert coordinates(read_records(spark, lake)) == [
+        *((name, 0, at) for at in range(3, 10)),
+        *((name, 1, at) for at in range(10)),
+    ]
+    assert {(row.gap_from, row.gap_to) for row in read_gaps(spark, lake).collect()} == {(0, 3)}
+    produce(name, 2, partitions=2)
+    done = land(spark, broker.bootstrap, [name], lake)
+    assert (done.rows, done.gaps) == (2, ())
+
+
 def test_a_table_that_was_restored_or_compacted_is_landed_from_where_it_ends(
     spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
 ) -> None:
@@ -354,7 +399,7 @@ def test_of_two_landings_at_the_same_time_one_fails_and_no_record_is_landed_twic
 ) -> None:
     name = topic()
     produce(name, 5)
-    add = landing._add
+    add = landing.add_records
 
     def overtaken(*arguments: object) -> int:
         patch.undo()
@@ -362,7 +407,7 @@ def test_of_two_landings_at_the_same_time_one_fails_and_no_record_is_landed_twic
         return add(*arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(landing, "_add", overtaken)
+        patch.setattr(landing, "add_records", overtaken)
         with pytest.raises(LandingFailedError, match=r"another landing .* was faster\. Nothing of this landing"):
             land(spark, broker.bootstrap, [name], lake)
     assert land(spark, broker.bootstrap, [name], lake).rows == 0

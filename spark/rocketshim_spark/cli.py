@@ -23,6 +23,7 @@ from rocketshim.cli.options import (
     ClientSettings,
     Connected,
     DelayLevelsText,
+    DryRun,
     Json,
     checked_bootstrap,
     client_settings,
@@ -107,6 +108,29 @@ def land(
         _print_landing(done, lake, len(chosen))
     if done.gaps:
         raise typer.Exit(FINDING)
+
+
+@app.command(epilog="Example: rocketshim spark repair --lake ./lake --dry-run")
+def repair(*, lake: Lake, spark_options: WithSpark, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Remove records that a lake holds twice, and gaps of records that it holds. Exit code 2 if `--dry-run` finds any.
+
+    No landing makes them. Earlier versions did, in a lake without its checkpoint or in a path with brackets.
+    """
+    with spark_options.session() as spark:
+        from rocketshim_spark.repair import repair as repair_now  # noqa: PLC0415 Spark is installed
+
+        done = repair_now(spark, lake, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps({"lake": lake, "dry_run": dry_run, **asdict(done)}))
+    elif not done.doubled and not done.gaps:
+        typer.echo(f"nothing to repair in {lake} (version {done.version})")
+    else:
+        verb = "would remove" if dry_run else "removed"
+        typer.echo(
+            f"{verb} {done.doubled} records that are there twice, and {len(done.gaps)} gaps of landed records "
+            f"from {lake} (version {done.version})"
+        )
+    exit_if_finding(fine=not dry_run or not (done.doubled or done.gaps))
 
 
 def _facts(done: "Landing") -> dict[str, Any]:

@@ -45,7 +45,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from confluent_kafka import IsolationLevel
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -78,8 +78,10 @@ from rocketshim_topics.names import TopicNames
 
 __all__ = [
     "Landing",
+    "add_records",
     "find_gaps",
     "land",
+    "missing_offsets",
 ]
 
 _WRITE_SETTINGS: Final[Mapping[str, str]] = {
@@ -195,7 +197,7 @@ def land(
             spark, bootstrap, new, kafka=kafka, max_records_per_task=max_records_per_task, may_lose_records=holes
         )
         ends = {**landed.ends, **{TopicPartitionKey.of(each): each.end for each in bounds}}
-        rows = _add(spark, lake, read, Landed(ends, landed.landing + 1, uuid.uuid4().hex))
+        rows = add_records(spark, lake, read, Landed(ends, landed.landing + 1, uuid.uuid4().hex))
     if holes:
         # Spark skips gaps silently here, so record what retention deleted since the first check.
         ends = {TopicPartitionKey.of(each): each.end for each in bounds}
@@ -336,10 +338,17 @@ def _bounds_to_read(
     return bounds
 
 
-def _add(spark: SparkSession, lake: str, records: DataFrame, landed: Landed) -> int:
-    """Add the rows and the ends in one commit; return the number of rows."""
+def add_records(
+    spark: SparkSession,
+    lake: str,
+    records: DataFrame,
+    landed: Landed,
+    *,
+    mode: Literal["append", "overwrite"] = "append",
+) -> int:
+    """Write the rows and the ends in one commit; return the number of rows."""
     columns = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
-    writer = records.select(*columns).write.format("delta").mode("append")
+    writer = records.select(*columns).write.format("delta").mode(mode)
     writer = writer.option("userMetadata", landing_note(landed))
     writer = writer.option("txnAppId", _LANDING).option("txnVersion", str(landed.landing))
     try:
@@ -355,16 +364,6 @@ def _add(spark: SparkSession, lake: str, records: DataFrame, landed: Landed) -> 
     if stored.landing_id != landed.landing_id:
         raise LandingFailedError(f"another landing into {lake} was faster. {_NOTHING_LANDED}")
     return stored.rows
-
-
-def _rows_within(spark: SparkSession, lake: str, ranges: Sequence[tuple[str, int, int, int]]) -> DataFrame:
-    """Return the landed rows of ranges (topic, partition, from, to), with the bounds of the range as `low` and `high`.
-
-    One query for all partitions, because thousands may have lost records. Delta skips the files of other topics.
-    """
-    wanted = small_frame(spark, ranges, _RANGE)
-    records = read_records(spark, lake).filter(F.col("topic").isin(*{topic for topic, *_ in ranges}))
-    return records.join(F.broadcast(wanted), ["topic", "partition"]).filter("offset >= low AND offset < high")
 
 
 def _expired_while_landing(
@@ -385,17 +384,30 @@ def _expired_while_landing(
         if start < end:
             ids[each.topic] = each.topic_id
             ranges.append((*key, start, end))
+    return [
+        Gap(topic, ids[topic], partition, start, end, "expired-while-landing")
+        for topic, partition, _, _, start, end in missing_offsets(spark, lake, ranges)
+    ]
+
+
+def missing_offsets(
+    spark: SparkSession, lake: str, ranges: Sequence[tuple[str, int, int, int]]
+) -> list[tuple[str, int, int, int, int, int]]:
+    """Return the offsets that are not landed within ranges (topic, partition, from, to), as the range and from, to.
+
+    One query for all partitions, because thousands may have lost records. Delta skips the files of other topics.
+    """
     if not ranges:
         return []
-    columns = ("topic", "partition", "low", "offset")
-    bounds = small_frame(spark, ranges, _RANGE).withColumnRenamed("high", "offset").select(*columns)
-    offsets = _rows_within(spark, lake, ranges).select(*columns).union(bounds)
-    previous = F.lag("offset").over(Window.partitionBy("topic", "partition").orderBy("offset"))
-    holes = offsets.withColumn("low", F.coalesce(previous + 1, "low")).filter("low < offset")
-    return [
-        Gap(row.topic, ids[row.topic], row.partition, row.low, row.offset, "expired-while-landing")
-        for row in holes.orderBy("topic", "partition", "low").collect()
-    ]
+    columns = ("topic", "partition", "low", "high", "offset")
+    wanted = small_frame(spark, ranges, _RANGE)
+    records = read_records(spark, lake).filter(F.col("topic").isin(*{topic for topic, *_ in ranges}))
+    within = records.join(F.broadcast(wanted), ["topic", "partition"]).filter("offset >= low AND offset < high")
+    offsets = within.select(*columns).union(wanted.withColumn("offset", F.col("high")).select(*columns))
+    previous = F.lag("offset").over(Window.partitionBy(*columns[:-1]).orderBy("offset"))
+    holes = offsets.withColumn("start", F.coalesce(previous + 1, "low")).filter("start < offset")
+    found = holes.select(*columns[:-1], "start", "offset").orderBy("topic", "partition", "low", "start").collect()
+    return [tuple(row) for row in found]
 
 
 def _wait_for_open_transactions(
