@@ -44,6 +44,9 @@ _ENTRIES_PER_RECORD: Final = 2_000
 """Maximum number of queues and counts together in one record: below 1 MB of JSON, also with the longest topic names."""
 
 _COUNTS_PER_QUEUE: Final = 1_000
+
+_STUCK_AFTER: Final = 3
+"""Failed attempts of a message after which the log names it immediately, and not with the next renewal."""
 """Maximum number of counts in one entry, lowest offsets first; later messages restart at their stored count."""
 
 
@@ -141,6 +144,10 @@ class Slot:
             next_offset=self.next_offset,
             reconsume_counts=self.reconsume_counts[:_COUNTS_PER_QUEUE],
         )
+
+
+def _is_stuck(reconsume_counts: ReconsumeCounts) -> bool:
+    return any(count >= _STUCK_AFTER for _, count in reconsume_counts)
 
 
 class _Stamp(TypedDict):
@@ -277,7 +284,8 @@ class QueueLockHolder:
         """Record the progress of a queue; the next renewal carries it. Ignored for a former lease.
 
         `next_offset` is the position after the longest finished prefix; None: nothing is finished yet. A position that
-        goes back (the topic was created again) is renewed by the next `tick`.
+        goes back (the topic was created again) is renewed by the next `tick`; so is the first message that keeps
+        failing, for the person who looks why the queue does not go on.
         """
         slot = self._slots.get(lease.queue)
         if slot is not None and slot.lease is lease:
@@ -285,6 +293,8 @@ class QueueLockHolder:
                 if slot.next_offset is not None and next_offset < slot.next_offset:
                     slot.renews_now = True  # before a commit of this owner is taken for one of the former positions
                 slot.next_offset = next_offset
+            if _is_stuck(reconsume_counts) and not _is_stuck(slot.reconsume_counts):
+                slot.renews_now = True
             slot.reconsume_counts = reconsume_counts
 
     def release(

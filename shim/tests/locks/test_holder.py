@@ -408,6 +408,19 @@ def test_a_position_that_goes_back_is_renewed_by_the_next_tick() -> None:
     assert bench.tick() == []
 
 
+def test_a_message_that_keeps_failing_is_named_by_the_next_tick() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    for count in (1, 2, 3):
+        assert bench.tick() == [], "an attempt or two may still succeed"
+        bench.holder.progress(bench.lease(token), 17, ((17, count),))
+    bench.tick()
+    assert bench.log.lock(Q).reconsume_counts == ((17, 3),)
+    bench.holder.progress(bench.lease(token), 17, ((17, 4),))
+    assert bench.tick() == [], "its further attempts wait for the next renewal"
+
+
 @pytest.mark.parametrize(
     ("committed", "token", "start"),
     [
