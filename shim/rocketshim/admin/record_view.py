@@ -26,7 +26,7 @@ from rocketshim_topics.wire import (
     read_headers,
 )
 
-__all__ = ["RecordView", "time_text"]
+__all__ = ["RecordView", "count_text", "time_text"]
 
 _MAX_CHARS: Final = 200
 _KEPT: Final = (UNIQ_KEY, HOP_ID, PARK_REASON, PARK_FROM, REAL_TOPIC)
@@ -43,6 +43,11 @@ def time_text(at_ms: int | None) -> str:
         return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     except (ValueError, OverflowError, OSError):
         return f"{at_ms} ms after 1970"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number of things for a person: `1 dead letter`, `2 dead letters`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class RecordView:
     headers: tuple[tuple[str, bytes | None], ...]  # as stored
     envelope: Envelope
     malformed: str | None  # why it could not be decoded; None if it could
-    state: str = ""  # `dead`, or its state in the redrive log: `redriven`, `discarded`; `""`: the log was not read
+    state: str = ""  # `dead`, `parked`; by the redrive log `redriven`, `discarded`; `""`: the log was not read
     plan: str | None = None  # id of the plan that redrove or discarded it; None: no plan did
     dialect: str | None = None  # name of the other project's format; None: rocketshim's own
     due_ms: int | None = None  # when it is due, epoch ms of the broker's clock; None: it does not wait
@@ -89,17 +94,19 @@ class RecordView:
         message, record = letter.message, letter.record
         is_broken = letter.malformed is not None and letter.dialect is None
         at = (message.topic() or "", message.partition() or 0, message.offset() or 0)
+        envelope = _as_far_as_readable(message) if is_broken else letter.envelope
         state, plan = "", None
         if log is not None:
             mark = log.settled_record(message)
-            state, plan = ("dead", None) if mark is None else (mark.state, mark.plan)
+            unsettled = "parked" if envelope.park_reason else "dead"
+            state, plan = (unsettled, None) if mark is None else (mark.state, mark.plan)
         return cls(
             *at,
             stored_ms=message.timestamp()[1],
             key=record.key(),
             value=record.value(),
             headers=tuple(headers_shown(message)),
-            envelope=_as_far_as_readable(message) if is_broken else letter.envelope,
+            envelope=envelope,
             malformed=letter.malformed,
             state=state,
             plan=plan,
@@ -140,6 +147,7 @@ class RecordView:
             "topic": self.topic,
             "partition": self.partition,
             "offset": self.offset,
+            "at": self.at,
             "stored_ms": self.stored_ms,
             "id": self.id,
             "key": _json_bytes(self.key),

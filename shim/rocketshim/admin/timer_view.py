@@ -99,7 +99,7 @@ class FoundTimer:
         """A row of the table."""
         at = f"{self.partition}/{event.offset}"
         word = self.words.get(event.command, event.command.value)
-        return [at, time_text(event.stored_ms)[:-4], word, self.effect(event), event.msg_id]
+        return [at, time_text(event.stored_ms)[:-4], event.msg_id, word, self.effect(event)]
 
     def facts(self) -> dict[str, Any]:
         """The same for programs."""

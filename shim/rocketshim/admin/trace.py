@@ -185,17 +185,22 @@ def message_id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
         )
     if what.count("/") != 2:
         return what
+    if (record := record_at(reader, names, what)) is not None:
+        return record.id
+    for entry in map(RecordView.of, reader.read(own_topics(reader, names))):
+        if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
+            return entry.id
+    return None
+
+
+def record_at(reader: TopicReader, names: TopicNames, what: str) -> RecordView | None:
+    """Return the record at `topic/partition/offset`; None if it does not exist (any more)."""
     try:
         at = Origin.parse(what)
     except ValueError as error:
         raise ConfigError(f"{what!r} is neither an id nor topic/partition/offset") from error
     message = reader.fetch(at.topic, at.partition, at.offset)
-    if message is not None:
-        return RecordView.of(message, trusted=names.is_ours(at.topic)).id
-    for entry in map(RecordView.of, reader.read(own_topics(reader, names))):
-        if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
-            return entry.id
-    return None
+    return None if message is None else RecordView.of(message, trusted=names.is_ours(at.topic))
 
 
 def own_topics(reader: TopicReader, names: TopicNames) -> list[str]:

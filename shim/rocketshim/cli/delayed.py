@@ -6,13 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from rocketshim.admin.record_view import time_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.kinds import DELAYED, with_listing
 from rocketshim.cli.options import ConnectedWithLevels, Json
-from rocketshim.cli.records import counting, show_table
+from rocketshim.cli.records import counting
+from rocketshim.cli.table import show_table
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.snapshot import clock_behind_ms
 from rocketshim_topics import DelayLevels
@@ -46,41 +46,28 @@ def stats(
         timers = queues.timer_log()
         counted = queues.counted(counting)
     read_ms = time.time_ns() // 1_000_000
-    table = Table(
-        "partition",
-        "queue",
-        "waiting",
-        "next leaves (UTC)",
-        "next is due (UTC)",
-        "next goes to",
-        box=None,
-        pad_edge=False,
-    )
+    shown: list[list[str]] = []
     rows: list[dict[str, Any]] = []
     for number, (waiting, head) in counted.items():
         delay_ms = levels.queue_delay_ms(number)
         rows.append({"partition": number, "delay_ms": delay_ms, "waiting": waiting, "head": asdict(head)})
         leaves_ms = head.appended_ms + time_in_queue_ms(levels, number)
         late_ms = max(late_ms, now_ms - leaves_ms)
-        table.add_row(
-            str(number),
-            _queue(number, delay_ms, levels),
-            str(waiting),
-            time_text(leaves_ms),
-            "" if head.due_ms is None else time_text(head.due_ms),
-            head.target or "",
-        )
+        next_due = "" if head.due_ms is None else time_text(head.due_ms)
+        queue = _queue(number, delay_ms, levels)
+        shown.append([str(number), queue, str(waiting), time_text(leaves_ms), next_due, head.target or ""])
     for each in timers:  # commands for named timers leave the log immediately
         head = each.head[0]
         facts = {"partition": each.partition, "topic": at.names.timers, "delay_ms": 0, "waiting": each.waiting}
         rows.append(facts | {"head": asdict(head)})
         late_ms = max(late_ms, now_ms - head.appended_ms)
         leaves = time_text(head.appended_ms)
-        table.add_row(str(each.partition), "timer log", str(each.waiting), leaves, "", head.target or "")
+        shown.append([str(each.partition), "timer log", str(each.waiting), leaves, "", head.target or ""])
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
-        show_table(table)
+        columns = ("partition", "queue", "waiting", "next leaves (UTC)", "next is due (UTC)", "next goes to")
+        show_table(columns, shown)
     behind_ms = clock_behind_ms(max((each.appended_ms for _, each in counted.values()), default=0), read_ms)
     if behind_ms:
         typer.echo(

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Final
 
+from rich.console import Console
 from rich.text import Text
 
-from rocketshim.cli.records import console
 from rocketshim.core.user_values import one_line
 from rocketshim.observe.finding import Finding, Severity
 
@@ -21,7 +21,7 @@ def has_problem(found: Iterable[Finding]) -> bool:
 
 def show_findings(found: Iterable[Finding]) -> None:
     """Print findings: what is wrong, its cost, and what fixes it."""
-    out = console()
+    out = Console()
     for finding in found:
         head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
         head.append(one_line(f"{finding.check}  {finding.subject}"), style="bold")

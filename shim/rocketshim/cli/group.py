@@ -9,15 +9,17 @@ from typing import Annotated, Any, Final
 
 import typer
 from confluent_kafka import KafkaException
-from rich.table import Table
+from rich.console import Console
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
+from rocketshim.admin.record_view import count_text
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName, complete_topic
 from rocketshim.cli.options import Connected, Connection, Json, Quiet, output, seconds
-from rocketshim.cli.records import console, echo_safe, show_table, split_partition
+from rocketshim.cli.records import echo_safe, split_partition
+from rocketshim.cli.table import show_table
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import confluent_clients
@@ -54,7 +56,7 @@ def ls(*, at: Connected, as_json: Json = False) -> None:
     names = at.names
     with at.reader() as reader:
         found, topics = GroupReader(reader).listed(), reader.topics()
-    table = Table("group", "state", "members", "retry topic", box=None, pad_edge=False)
+    rows: list[tuple[str, ...]] = []
     for each in found:
         retries = None
         with suppress(ConfigError):  # another program's group, whose name rocketshim does not accept
@@ -65,9 +67,9 @@ def ls(*, at: Connected, as_json: Json = False) -> None:
             facts = {"group": each.group, "state": each.state, "members": members, "retry_topic": retries}
             typer.echo(json.dumps(facts))
         else:
-            table.add_row(each.group, each.state.lower(), "?" if members is None else str(members), retries or "")
+            rows.append((each.group, each.state.lower(), "?" if members is None else str(members), retries or ""))
     if not as_json:
-        show_table(table)
+        show_table(("group", "state", "members", "retry topic"), rows)
 
 
 @app.command(epilog="Example: rocketshim group lag payments --max-lag 1000 --quiet")
@@ -151,28 +153,24 @@ def _show_lag(
         facts = {"group": standing.group, "state": standing.state, "members": standing.members, "lag": rows}
         typer.echo(json.dumps(facts))
         return
-    out = console()
-    if clear and out.is_terminal:
-        out.clear()
-    typer.echo(f"group {standing.group}: {standing.state.lower()}, {len(standing.members or ())} members")
-    table = Table(box=None, pad_edge=False)
+    if clear:
+        Console().clear()
+    typer.echo(f"group {standing.group}: {standing.state.lower()}, {count_text(len(standing.members or ()), 'member')}")
     behind = "records" if exact else "behind"
-    for column in ("topic", "partition", "position", "end", behind):
-        table.add_column(column, justify="left" if column == "topic" else "right")
-    table.add_column("oldest waits for", justify="right")
-    table.add_column("member")
-    for row in rows:
-        since = row["oldest_ms"]
-        table.add_row(
-            row["topic"],
-            str(row["partition"]),
-            str(row["position"]),
-            "gone" if row["end"] is None else str(row["end"]),
-            str(row[behind]),
-            "" if since is None else duration_text(max(0, now_ms - since) // 1_000 * 1_000),
-            row["member"] or "",
-        )
-    out.print(table)
+    show_table(
+        ("topic/partition", "position", "end", behind, "oldest waits for", "member"),
+        (
+            (
+                f"{row['topic']}/{row['partition']}",
+                str(row["position"]),
+                "gone" if row["end"] is None else str(row["end"]),
+                str(row[behind]),
+                "" if row["oldest_ms"] is None else duration_text(max(0, now_ms - row["oldest_ms"]) // 1_000 * 1_000),
+                row["member"] or "",
+            )
+            for row in rows
+        ),
+    )
 
 
 @app.command(epilog="Example: rocketshim group subscriptions payments")
@@ -195,10 +193,11 @@ def subscriptions(*, group: GroupName, at: Connected, as_json: Json = False) -> 
         ]
         typer.echo(json.dumps({"group": group, "subscriptions": rows, "conflicts": conflicting}))
     else:
-        table = Table("topic", "partition", "subscription", box=None, pad_edge=False)
-        for each in standing.partitions:
-            table.add_row(each.topic, str(each.partition), each.subscription or "(not committed by rocketshim)")
-        console().print(table)
+        shown = [
+            (f"{each.topic}/{each.partition}", each.subscription or "(not committed by rocketshim)")
+            for each in standing.partitions
+        ]
+        show_table(("topic/partition", "subscription"), shown, wraps=True)
     for conflict in found:
         differing = "; ".join(
             f"{text} (partitions {', '.join(map(str, numbers)) or 'of the retry topic'})"
@@ -272,22 +271,20 @@ def _target(to: str) -> ResetTarget:
 
 
 def _show(plan: ResetPlan, *, is_applied: bool) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("topic")
-    for column in ("partition", "position", "new position", "change", "first", "end"):
-        table.add_column(column, justify="right")
+    rows = []
     for each in plan.resets:
         change = each.target - (each.low if each.position is None else each.position)
-        table.add_row(
-            each.topic,
-            str(each.partition),
-            "none" if each.position is None else str(each.position),
-            str(each.target),
-            f"{change:+}" if change and each.position is not None else "",
-            str(each.low),
-            str(each.end),
+        rows.append(
+            (
+                f"{each.topic}/{each.partition}",
+                "none" if each.position is None else str(each.position),
+                str(each.target),
+                f"{change:+}" if change and each.position is not None else "",
+                str(each.low),
+                str(each.end),
+            )
         )
-    show_table(table)
+    show_table(("topic/partition", "position", "new position", "change", "first", "end"), rows)
     if is_applied:
         typer.echo(f"done: group {plan.group} continues at the new positions")
     elif plan.refused is not None:
@@ -317,11 +314,11 @@ def _echo_age(standing: GroupLogStanding) -> None:
 
 @app.command(epilog="Example: rocketshim group locks payments")
 def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
-    """Show who holds which queue, its fencing token and remaining lease, and the position and retry counts.
+    """Show who holds which queue, its fencing token and remaining lease, its position, and which messages fail.
 
-    The next owner of a queue starts with that position and those counts; they are of the owner's last renewal, by
-    default at most 20 s old. Leases run in the time of the log, which advances with its records only: while nobody
-    writes, no lease expires.
+    The next owner of a queue starts with that position and those failed attempts; they are of the owner's last renewal,
+    by default at most 20 s old. A message that has failed three times is renewed immediately. Leases run in the time of
+    the log, which advances with its records only: while nobody writes, no lease expires.
     """
     standing = _log(at, group)
     rows: list[dict[str, Any]] = [
@@ -340,21 +337,23 @@ def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "locks": rows}))
         return
-    table = Table(
-        "topic", "partition", "owner", "token", "lease left", "next offset", "failing", box=None, pad_edge=False
+    show_table(
+        ("topic/partition", "owner", "token", "lease left", "next offset", "failing"),
+        (
+            (
+                f"{row['topic']}/{row['partition']}",
+                (row["owner"] or "(free)") + ("" if row["known"] else "?"),
+                "" if row["token"] is None else str(row["token"]),
+                f"{row['lease_left_ms'] / 1_000:.0f} s" if row["owner"] else "",
+                "" if row["next_offset"] is None else str(row["next_offset"]),
+                ", ".join(
+                    f"{row['topic']}/{row['partition']}/{offset} ({count_text(count, 'attempt')})"
+                    for offset, count in row["reconsume_counts"][:3]
+                ),
+            )
+            for row in rows
+        ),
     )
-    for row in rows:
-        owner = row["owner"] or "(free)"
-        table.add_row(
-            row["topic"],
-            str(row["partition"]),
-            owner if row["known"] else f"{owner}?",
-            "" if row["token"] is None else str(row["token"]),
-            f"{row['lease_left_ms'] / 1_000:.0f} s" if row["owner"] else "",
-            "" if row["next_offset"] is None else str(row["next_offset"]),
-            ", ".join(f"{offset}: {count} times" for offset, count in row["reconsume_counts"][:3]),
-        )
-    show_table(table)
     _echo_age(standing)
 
 
@@ -375,11 +374,18 @@ def members(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "members": rows}))
         return
-    table = Table("client id", "queues", "allocated by", "expires without a heartbeat in", box=None, pad_edge=False)
-    for row in rows:
-        how = str(row["strategy"] or "Kafka's group protocol")
-        table.add_row(str(row["client_id"]), str(row["queues"]), how, f"{int(str(row['gone_in_ms'])) / 1_000:.0f} s")
-    show_table(table)
+    show_table(
+        ("client id", "queues", "allocated by", "expires without a heartbeat in"),
+        (
+            (
+                str(row["client_id"]),
+                str(row["queues"]),
+                str(row["strategy"] or "Kafka's group protocol"),
+                f"{int(str(row['gone_in_ms'])) / 1_000:.0f} s",
+            )
+            for row in rows
+        ),
+    )
     _echo_age(standing)
 
 

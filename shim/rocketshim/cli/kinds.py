@@ -111,6 +111,7 @@ Read = Callable[[RecordFilter, int, bool], Iterable[Any]]
 """Reads Kafka messages for a choice. A number: as many as are listed (0: all); True: continue with new ones."""
 
 _COORDINATES: Final = re.compile("([0-9]{1,19})/([0-9]{1,19})")
+_ADDRESS: Final = re.compile("(.+)/([0-9]{1,19}/[0-9]{1,19})")
 
 
 def position_of(text: str, command: str) -> tuple[int, int]:
@@ -129,6 +130,7 @@ class Records:
     topic: str
     view: Callable[[Any], RecordView]
     read: Read | None = None  # None: from the choice's time to the end, in the order of offsets
+    one: str = ""  # PARTITION/OFFSET, if the topic was written with them
 
     def select(self, choice: RecordFilter, *, limit: int = 0, follow: bool = False) -> Iterator[RecordView]:
         """Yield the selected records; print at the end how many were left out since they were sent again."""
@@ -148,7 +150,8 @@ class Records:
         if (hint := choice.misnamed()) is not None:
             typer.echo(hint, err=True)
         if hidden:
-            typer.echo(f"{hidden} more were sent again or discarded; --all shows them", err=True)
+            was = "was" if hidden == 1 else "were"
+            typer.echo(f"{hidden} more {was} sent again or discarded; --all includes them", err=True)
 
     def find(self, what: str) -> RecordView | None:
         """Find a record by `partition/offset`, `topic/partition/offset` or message id; None if there is none."""
@@ -180,6 +183,7 @@ class Kind:
 def with_listing(app: typer.Typer, kind: Kind) -> typer.Typer:
     """Add the commands that each kind has."""
     rocketshim = f"Example: rocketshim {kind.command}"
+    required: Any = ...
 
     @app.command(help=kind.ls, epilog=f"{rocketshim} ls {kind.where} {kind.example}")
     def ls(
@@ -191,6 +195,10 @@ def with_listing(app: typer.Typer, kind: Kind) -> typer.Typer:
         as_json: Json = False,
     ) -> None:
         with opened as records:
+            if records.one:
+                raise ConfigError(
+                    f"ls lists a topic or a partition: rocketshim topic show {records.topic}/{records.one}"
+                )
             entries = records.select(choice, limit=limit, follow=follow)
             show_rows(kind.columns, map(row, entries), limit=limit, as_json=as_json, follow=follow)
 
@@ -199,12 +207,17 @@ def with_listing(app: typer.Typer, kind: Kind) -> typer.Typer:
 
     @app.command(
         help=f"Show one {kind.noun} in full. Exit code 2 if it does not exist (any more).",
-        epilog=f"{rocketshim} show {'orders ' if kind is TOPIC else ''}0/17 {'' if kind is TOPIC else kind.where}",
+        epilog=f"{rocketshim} show {'orders/0/17' if kind is TOPIC else f'0/17 {kind.where}'}",
     )
     def show(
-        *, opened: Annotated[AbstractContextManager[Records], kind.opened], what: What, as_json: Json = False
+        *,
+        opened: Annotated[AbstractContextManager[Records], kind.opened],
+        what: What = "" if kind is TOPIC else required,
+        as_json: Json = False,
     ) -> None:
         with opened as records:
+            if not (what := what or records.one):
+                raise ConfigError(f"{records.topic}: write TOPIC/PARTITION/OFFSET, or TOPIC and the id of a message")
             entry = records.find(what)
         if entry is None:
             typer.echo(f"no {kind.noun} {what} in {records.topic} (any more)", err=True)
@@ -219,7 +232,7 @@ def with_listing(app: typer.Typer, kind: Kind) -> typer.Typer:
     ) -> None:
         with opened as records:
             counts = by_cause(counting(records.select(choice)))
-        show_causes(counts, records.topic, f"{kind.noun}s", as_json=as_json)
+        show_causes(counts, records.topic, kind.noun, as_json=as_json)
 
     if kind.has_causes:
         app.command(
@@ -334,10 +347,16 @@ def _any_topic(
     *,
     at: Connected,
     topic: Annotated[
-        str, typer.Argument(metavar="TOPIC[/PARTITION]", help="Logical topic.", autocompletion=complete_topic)
+        str,
+        typer.Argument(
+            metavar="TOPIC[/PARTITION[/OFFSET]]",
+            help="Logical topic; `show` also takes an address.",
+            autocompletion=complete_topic,
+        ),
     ],
 ) -> Iterator[Records]:
-    name, number = split_partition(topic)
+    address = _ADDRESS.fullmatch(topic)
+    name, number = split_partition(topic) if address is None else (address[1], None)
     physical = at.names.physical(name)
     is_ours = at.names.is_ours(physical)
     with at.reader() as reader:
@@ -347,6 +366,7 @@ def _any_topic(
             physical,
             lambda message: RecordView.of(message, trusted=is_ours),
             lambda choice, _, follow: read_partitions(reader, keys, choice, follow=follow),
+            one="" if address is None else address[2],
         )
 
 
@@ -398,7 +418,7 @@ DEAD: Final = Kind(
     noun="dead letter",
     opened=_dead_letters,
     choice=_unless_settled,
-    columns=("partition/offset", "stored (UTC)", "state", "failures", "cause", "text", "topic", "id"),
+    columns=("partition/offset", "stored (UTC)", "id", "state", "failures", "origin topic", "cause", "text"),
     ls="List the dead letters of a group, oldest first within a partition.",
     where="--group payments",
     example="--where \"FAIL_CLASS = 'ConsumeTimeout'\" --since 2d",
@@ -408,7 +428,7 @@ RETRY: Final = Kind(
     noun="retried message",
     opened=_retries,
     choice=_choice,
-    columns=("partition/offset", "stored (UTC)", "failures", "cause", "text", "topic", "id"),
+    columns=("partition/offset", "stored (UTC)", "id", "failures", "origin topic", "cause", "text"),
     ls="List the records of a group's retry topic: attempts that were due. `delayed ls` shows those that still wait.",
     where="--group payments",
     example="--since 1h",
@@ -418,7 +438,7 @@ DELAYED: Final = Kind(
     noun="delayed message",
     opened=_delayed,
     choice=_delayed_choice,
-    columns=("partition/offset", "due (UTC)", "target", "id", "group", "failures", "trouble"),
+    columns=("partition/offset", "due (UTC)", "id", "target", "group", "failures", "trouble"),
     ls="List the waiting messages that leave their queues first; with --follow all, in the order of reading.",
     example="--topic orders --tags 'created || paid' --limit 20",
     has_causes=False,  # `stats` counts queues
@@ -428,7 +448,7 @@ PARKED: Final = Kind(
     noun="parked record",
     opened=_parked,
     choice=_parked_choice,
-    columns=("partition/offset", "stored (UTC)", "reason", "target", "from", "id", "bytes"),
+    columns=("partition/offset", "stored (UTC)", "id", "bytes", "park from", "target", "park reason"),
     ls="List parked records that were not sent again since, oldest first within a partition.",
     example="--reason forbidden-target",
 )
@@ -437,7 +457,7 @@ TOPIC: Final = Kind(
     noun="record",
     opened=_any_topic,
     choice=_topic_choice,
-    columns=("partition/offset", "stored (UTC)", "key", "tag", "id", "body"),
+    columns=("partition/offset", "stored (UTC)", "id", "key", "tag", "body"),
     ls="List messages of any topic with keys, headers and bodies. No group's position changes.",
     where="orders",
     example="--newest 10 --tags 'created || paid' --where 'price >= 10'",

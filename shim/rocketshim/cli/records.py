@@ -2,26 +2,23 @@
 
 import difflib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.admin.record_view import RecordView, count_text, time_text
 from rocketshim.admin.statistics import CauseCount
+from rocketshim.cli.table import show_table
 from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
 
 _PARTITION: Final = re.compile("(.+)/([0-9]{1,19})")
-_PIPED_WIDTH = 200
-_WHOLE: Final = frozenset({"partition/offset", "id"})
 _COUNT_EVERY = 10_000
 _T = TypeVar("_T")
 
@@ -32,12 +29,12 @@ CELLS: Final[Mapping[str, Callable[[RecordView], str]]] = {
     "state": lambda entry: entry.state,
     "failures": lambda entry: str(entry.envelope.reconsume_times or 0),
     "cause": lambda entry: entry.cause or (f"malformed: {entry.malformed}" if entry.malformed else ""),
-    "reason": lambda entry: entry.envelope.park_reason or "",
+    "park reason": lambda entry: entry.envelope.park_reason or "",
     "trouble": lambda entry: entry.malformed or ("" if entry.envelope.real_topic else "missing-header:REAL_TOPIC"),
     "text": lambda entry: entry.envelope.fail_text or "",
-    "topic": lambda entry: entry.envelope.retry_topic or "",
+    "origin topic": lambda entry: entry.envelope.retry_topic or "",
     "target": lambda entry: entry.envelope.real_topic or "",
-    "from": lambda entry: entry.envelope.park_from or "",
+    "park from": lambda entry: entry.envelope.park_from or "",
     "group": lambda entry: entry.envelope.consumer_group or "",
     "id": lambda entry: entry.id,
     "key": lambda entry: "" if entry.key is None else entry.key.decode(errors="replace"),
@@ -48,25 +45,9 @@ CELLS: Final[Mapping[str, Callable[[RecordView], str]]] = {
 """Column of a listing to its cell."""
 
 
-def console(escape: Callable[[str], str] = one_line) -> Console:
-    """Return the console for tables: as wide as the terminal, 200 columns in a pipe; it never interprets markup."""
-    plain_console = _PlainConsole(escape)
-    if plain_console.is_terminal or "COLUMNS" in os.environ:
-        return plain_console
-    return _PlainConsole(escape, width=_PIPED_WIDTH)
-
-
 def echo_safe(line: str, *, err: bool = False) -> None:
     """Print one line that contains untrusted text."""
     typer.echo(one_line(line), err=err)
-
-
-def show_table(table: Table) -> None:
-    """Print a table, or `none` if it has no row."""
-    if table.row_count:
-        console().print(table)
-    else:
-        typer.echo("none")
 
 
 def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
@@ -80,17 +61,6 @@ def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
             if number % _COUNT_EVERY == 0:
                 status.update(f"read {number:,} records")
             yield record
-
-
-class _PlainConsole(Console):
-    """A console that prints every text literally, without control characters."""
-
-    def __init__(self, escape: Callable[[str], str], width: int | None = None) -> None:
-        super().__init__(width=width, markup=False, emoji=False)
-        self._escape = escape
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(self._escape(text), **options)
 
 
 def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
@@ -114,11 +84,9 @@ def show_rows(
 ) -> None:
     """Print rows as a table; with `as_json` one JSON object each, with `follow` one line each, and no limit.
 
-    A row is its facts for programs, and its cells. Coordinates, times and ids are not broken into lines, to be copied.
+    A row is its facts for programs, and its cells.
     """
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE or column.endswith("(UTC)"))
+    shown: list[Sequence[str]] = []
     for number, (facts, cells) in enumerate(rows):
         if number == limit and not follow:
             typer.echo(f"the first {limit}; --limit shows more", err=True)
@@ -128,9 +96,9 @@ def show_rows(
         elif follow:
             echo_safe("  ".join(filter(None, cells)))
         else:
-            table.add_row(*cells)
+            shown.append(cells)
     if not (as_json or follow):
-        show_table(table)
+        show_table(columns, shown)
 
 
 def show_one(entry: RecordView, *, as_json: bool) -> None:
@@ -138,21 +106,22 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(entry.as_json(), indent=1))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
     envelope = entry.envelope
-    for label, value in (
+    fields = (
         ("id", entry.id),
-        ("lies at", entry.at),
+        ("at", entry.at),
         ("written by", entry.dialect or ""),
         ("state", entry.state if entry.plan is None else f"{entry.state} by plan {entry.plan}"),
         ("stored", time_text(entry.stored_ms)),
         ("due", time_text(entry.due_ms)),
         ("target", envelope.real_topic or ""),
         ("timer", envelope.timer or ""),
-        ("parked for", envelope.park_reason or ""),
-        ("parked from", envelope.park_from or ""),
-        ("first sent", time_text(envelope.born_timestamp_ms)),
-        ("first delivery", envelope.origin_message_id or ""),
+        ("park reason", envelope.park_reason or ""),
+        ("park from", envelope.park_from or ""),
+        ("born", time_text(envelope.born_timestamp_ms)),
+        ("group", envelope.consumer_group or ""),
+        ("origin topic", envelope.retry_topic or ""),
+        ("origin", envelope.origin_message_id or ""),
         ("made from", envelope.hop_id or ""),
         ("failures", str(envelope.reconsume_times or 0)),
         ("cause", envelope.fail_class or ""),
@@ -162,16 +131,20 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
         ("malformed", entry.malformed or ""),
         ("key", "" if entry.key is None else entry.key.decode(errors="replace")),
         ("tag", envelope.tags or ""),
-        ("business keys", envelope.keys or ""),
+        ("keys", envelope.keys or ""),
         *(
             (f"header {name}", "(none)" if value is None else value.decode(errors="replace"))
             for name, value in (entry.user_headers if entry.malformed is None else entry.headers)
         ),
         ("body", entry.value_text()),
-    ):
-        if value:
-            table.add_row(one_line(label), value)
-    console(printable_lines).print(table)  # aligns the further lines of a value with its first one
+    )
+    shown = [(one_line(label), printable_lines(value)) for label, value in fields if value]
+    width = max(cell_len(label) for label, _ in shown)
+    for label, value in shown:
+        first, *others = value.split("\n")
+        typer.echo(f"{label}{' ' * (width - cell_len(label))}  {first}")
+        for line in others:
+            typer.echo(f"{' ' * width}  {line}")
 
 
 def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json: bool) -> None:
@@ -192,22 +165,25 @@ def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json:
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
-    typer.echo(f"{sum(each.count for each in counts)} {what} in {topic}")
+    typer.echo(f"{count_text(sum(each.count for each in counts), what)} in {topic}")
     if not counts:
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("count", "messages"):
-        table.add_column(column, justify="right")
-    table.add_column("cause id", no_wrap=True)
-    for column in ("cause", "text"):
-        table.add_column(column, overflow="fold")
-    for column in ("first (UTC)", "last (UTC)", "the last one"):
-        table.add_column(column, no_wrap=True)
-    for each in counts:
-        times = (time_text(each.first_ms)[:-4], time_text(each.last_ms)[:-4])
-        coordinates = each.sample.removeprefix(f"{topic}/")
-        table.add_row(str(each.count), str(len(each.ids)), each.id, each.cause, each.text, *times, coordinates)
-    console().print(table)
+    show_table(
+        ("count", "messages", "cause id", "cause", "text", "first (UTC)", "last (UTC)", "the last one"),
+        (
+            (
+                str(each.count),
+                str(len(each.ids)),
+                each.id,
+                each.cause,
+                each.text,
+                time_text(each.first_ms)[:-4],
+                time_text(each.last_ms)[:-4],
+                each.sample.removeprefix(f"{topic}/"),
+            )
+            for each in counts
+        ),
+    )
 
 
 def split_partition(text: str) -> tuple[str, int | None]:

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import WatchedGroups
 from rocketshim.cli.findings import counts, has_problem, show_findings
 from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, WorkerUrls, output, seconds
-from rocketshim.cli.records import console
 from rocketshim.core.user_values import one_line
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim.observe.finding import Installation
@@ -74,8 +74,7 @@ def _show(here: Installation, look: Snapshot, *, quiet: bool, as_json: bool, cle
     if as_json:
         typer.echo(json.dumps({"at_ms": look.at_ms, "error": look.error, "findings": [asdict(each) for each in found]}))
         return
-    out = console()
-    if clear and out.is_terminal:
-        out.clear()
+    if clear:
+        Console().clear()
     show_findings(found)
     typer.echo(one_line(f"{counts(found)}: {summary(look)}"))

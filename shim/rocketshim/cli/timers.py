@@ -19,6 +19,7 @@ from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Connection, DryRun, Json, selection
 from rocketshim.cli.records import counting, echo_safe, require_topic, show_rows
+from rocketshim.cli.table import show_table
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerFate
 from rocketshim.errors import RocketshimError, SendError
@@ -115,9 +116,9 @@ def show_history(at: Connection, topic: str, name: str, *, as_json: bool, kind: 
         typer.echo(json.dumps(found.facts(), indent=1))
     else:
         echo_safe(f"{name}: {found.outcome}")
-        columns = ("partition/offset", "stored (UTC)", "command", "effect", "id")
+        columns = ("partition/offset", "stored (UTC)", "id", "command", "effect")
         if events := found.history.events:
-            show_rows(columns, (({}, found.cells(each)) for each in events), limit=len(events), as_json=False)
+            show_table(columns, map(found.cells, events), wraps=True)
     if found.history.fate()[0] is TimerFate.UNKNOWN:
         raise typer.Exit(FINDING)
 

@@ -4,14 +4,13 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.trace import Missing, history, message_id, missing_text, records_of, step_text
+from rocketshim.admin.trace import Missing, history, message_id, missing_text, record_at, records_of, step_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import ConnectedWithLevels, Json
-from rocketshim.cli.records import console, counting, echo_safe
+from rocketshim.cli.records import counting, echo_safe
+from rocketshim.cli.table import show_table
 from rocketshim_topics import TopicNames
 
 app = typer.Typer()
@@ -25,7 +24,9 @@ def trace(
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            "--topic", "-t", help="A topic it was sent to; needed only if it was neither delayed nor ever failed."
+            "--topic",
+            "-t",
+            help="A topic it was sent to; needed only for the id of a message that was never delayed and never failed.",
         ),
     ] = None,
     as_json: Json = False,
@@ -42,7 +43,10 @@ def trace(
             typer.echo(f"no record exists at {what} (any more)", err=True)
             raise typer.Exit(FINDING)
         sources = {names.physical(each) for each in topic or []}
-        hops = history(reader, names, at.levels, records_of(reader, names, wanted, sources, watch=counting))
+        records = records_of(reader, names, wanted, sources, watch=counting)
+        if what.count("/") == 2 and what not in {each.at for each in records}:
+            records += filter(None, [record_at(reader, names, what)])
+        hops = history(reader, names, at.levels, records)
     if not hops:
         echo_safe(
             f"no record of {wanted} was found; if it was sent without delay and never failed, use --topic", err=True
@@ -55,22 +59,21 @@ def trace(
 
 
 def _show(wanted: str, hops: list[RecordView | Missing], names: TopicNames) -> None:
-    table = Table(title=wanted, title_justify="left", box=None, pad_edge=False)
-    for column in ("stored (UTC)", "topic/partition/offset", "failures", "what"):
-        table.add_column(column, overflow="fold")
-    for hop in hops:
-        if isinstance(hop, Missing):
-            table.add_row("?", hop.at, "", Text.assemble(("missing", "bold"), f": {missing_text(hop)}"))
-        else:
-            count = str(hop.envelope.reconsume_times or 0)
-            table.add_row(time_text(hop.stored_ms), hop.at, count, step_text(hop, names))
-    console().print(table)
+    echo_safe(wanted)
+    columns = ("stored (UTC)", "topic/partition/offset", "failures", "what")
+    show_table(columns, (_cells(hop, names) for hop in hops), wraps=True)
     failed = [hop for hop in hops if isinstance(hop, RecordView) and hop.envelope.fail_stack]
     if failed:
         typer.echo()
         echo_safe(f"stack trace of the last failure, from {failed[-1].at}:")
         for line in (failed[-1].envelope.fail_stack or "").rstrip("\n").split("\n"):
             echo_safe(f"  {line}")
+
+
+def _cells(hop: RecordView | Missing, names: TopicNames) -> list[str]:
+    if isinstance(hop, Missing):
+        return ["?", hop.at, "", f"missing: {missing_text(hop)}"]
+    return [time_text(hop.stored_ms), hop.at, str(hop.envelope.reconsume_times or 0), step_text(hop, names)]
 
 
 def _json(hop: RecordView | Missing) -> dict[str, Any]:

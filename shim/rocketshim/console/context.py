@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from rocketshim.admin.record_view import time_text
+from rocketshim.admin.record_view import count_text, time_text
 from rocketshim.console.people import Person
 from rocketshim.console.reading import ReadLimits
 from rocketshim.console.runs import PlanFiles, Runs
@@ -62,7 +62,7 @@ class Templates:
         )
         self._environment.globals["link"] = lambda *parts, **query: base_path + link(*parts, **query)
         self._environment.filters.update(
-            time=self._time, number=_number, size=_size, counted=_counted, duration=duration_text, field=_field
+            time=self._time, number=_number, size=_size, counted=count_text, duration=duration_text, field=_field
         )
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
@@ -110,10 +110,6 @@ def _iso(at_ms: int) -> str:
 
 def _number(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
-
-
-def _counted(value: int, noun: str) -> str:
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def _size(size_bytes: int) -> str:

@@ -20,7 +20,6 @@ import rocketshim.cli
 import rocketshim_local.cli
 from rocketshim.cli.app import COMMANDS, build, main
 from rocketshim.cli.options import seconds
-from rocketshim.cli.records import console
 
 EVERYTHING = "_ROCKETSHIM_COMPLETE"
 ROOT = Path(__file__).parents[3]
@@ -224,7 +223,7 @@ def test_colours_are_used_on_terminals_unless_no_color_is_set(no_colour: bool, m
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_colour:
         monkeypatch.setenv("NO_COLOR", "1")
-    out = console()
+    out = Console()
     with out.capture() as captured:
         out.print(Text("error", style="bold red"))
     assert ("\x1b[1;31m" in captured.get()) is not no_colour
@@ -304,9 +303,8 @@ def test_what_is_not_a_duration_is_a_usage_error(text: str) -> None:
 def test_a_listing_of_a_terminal_without_umlauts_escapes_them() -> None:
     """In the C locale Python's standard output is ASCII."""
     program = (
-        "from rich.table import Table; from rocketshim.cli.app import main; "
-        "from rocketshim.cli.records import console; main(['--version']); table = Table('who'); "
-        "table.add_row('M\\xfcller'); console().print(table)"
+        "from rocketshim.cli.app import main; from rocketshim.cli.table import show_table; "
+        "main(['--version']); show_table(['who'], [['M\\xfcller']])"
     )
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-c", program]

@@ -12,6 +12,7 @@ from rocketshim.cli.kinds import Records, partitions, read_partitions
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 KEYS = [TopicPartitionKey("orders", 0), TopicPartitionKey("orders", 1)]
@@ -89,3 +90,23 @@ def test_the_table_ends_at_the_limit(
 def test_two_beginnings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topic", "ls", "orders", "--newest", "2", "--since", "1h", "--bootstrap", "127.0.0.1:1"]) == 1
     assert "use one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["topic show orders/0/0", "topic show orders 0/0", "trace orders/0/0"])
+def test_a_record_is_shown_by_its_address_alone(
+    words: str, kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka.create_topic(TopicNames().schedule, 1)
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
+    assert main([*words.split(), "--bootstrap", "memory:1"]) == 0
+    assert "orders/0/0" in capsys.readouterr().out
+
+
+def test_an_address_is_no_list_and_a_topic_is_no_record(
+    kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
+    assert main(["topic", "ls", "orders/0/0", "--bootstrap", "memory:1"]) == 1
+    assert "rocketshim topic show orders/0/0" in capsys.readouterr().err
+    assert main(["topic", "show", "orders", "--bootstrap", "memory:1"]) == 1
+    assert "orders: write TOPIC/PARTITION/OFFSET" in capsys.readouterr().err
