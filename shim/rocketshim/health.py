@@ -1,25 +1,30 @@
 """Health and metrics of a running process over HTTP: `/live`, `/ready`, `/state` and `/metrics`.
 
-The loop's thread makes a state once a second and publishes it by one assignment. The HTTP threads only read it. So a
-request never waits for the loop or delays it. The age of the state shows a loop that has stopped.
+The loop's thread makes a state once a second and publishes it by one assignment. The server's thread only reads it. So
+a request never waits for the loop or delays it. The age of the state shows a loop that has stopped.
 
 * `/live`: 200 while the loop runs, else 503. The state decides what that means.
 * `/ready`: 200 while the process does its work, else 503.
 * `/state`: the state as JSON.
 * `/metrics`: Prometheus' text format, with `rocketshim_build_info`.
 
-The server listens on the configured address. The default is this machine only, because the state names topics.
+The server listens on the configured address. The default is this machine only, because the state names topics. It is
+one thread with an event loop of its own, and takes at most 64 connections: a further one ends the oldest, and each ends
+after 5 s. So clients that get nowhere take neither threads nor file handles from the process, and a check that sends
+its request at once is answered beside any number of them.
 """
 
+import asyncio
 import importlib.metadata
 import json
 import platform
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import confluent_kafka
@@ -39,6 +44,13 @@ __all__ = [
 _LOG = safe_logger("rocketshim.health")
 _LIVE_NS: Final = 30_000_000_000
 _STUCK_NS: Final = 60_000_000_000
+_MOST_OPEN: Final = 64
+_EXCHANGE_S: Final = 5.0
+_MOST_HEAD_BYTES: Final = 16_384
+_BACKLOG: Final = 128
+_ENDED: Final = (  # by the deadline, the client, the length of the head, or `stop`
+    *(TimeoutError, asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError, asyncio.CancelledError),
+)
 
 
 class Shown(Protocol):
@@ -179,47 +191,71 @@ def address(text: str, option: str = "--health") -> tuple[str, int]:
 class HealthServer:
     """HTTP server for the state of a process. With port 0 it listens on any free one, which `port` has after `start`.
 
-    Thread-safety: call `start` and `stop` from one thread. Each request has its own thread.
+    Thread-safety: call `start` and `stop` from one thread. A thread of its own serves all connections.
     """
 
     def __init__(self, host: str, port: int, state: Callable[[], Shown | None], clock: Clock) -> None:
         self._address = (host, port)
         self._state = state
         self._clock = clock
-        self._server: ThreadingHTTPServer | None = None
+        self._serving: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
+        self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first; the server's thread only
 
     @property
     def port(self) -> int:
         """Return the port that the server listens on."""
-        return self._address[1] if self._server is None else int(self._server.server_address[1])
+        return self._address[1]
 
     def start(self) -> None:
         """Start to listen; raise `OSError` if that is not possible."""
-        answer = self._answer
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 5.0
-
-            def do_GET(self) -> None:
-                code, kind, body = answer(self.path)
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-                """Log nothing for a request."""
-
-        self._server = _Server(self._address, Handler)
-        threading.Thread(target=self._server.serve_forever, name="rocketshim-health", daemon=True).start()
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        listening = socket.create_server(self._address, family=family, backlog=_BACKLOG)
+        self._address = (self._address[0], listening.getsockname()[1])
+        loop = asyncio.SelectorEventLoop()  # never the program's own kind, such as uvloop
+        loop.set_exception_handler(lambda _, context: _log_failure("", context.get("exception")))
+        thread = threading.Thread(target=self._serve, args=(loop, listening), name="rocketshim-health", daemon=True)
+        self._serving = (loop, thread)
+        thread.start()
 
     def stop(self) -> None:
         """Stop listening, completely when this returns. A second call does nothing."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.shutdown()
-            server.server_close()
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            loop, thread = serving
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    def _serve(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+        served = asyncio.start_server(self._exchange, sock=listening, limit=_MOST_HEAD_BYTES, backlog=_BACKLOG)
+        server = loop.run_until_complete(served)
+        loop.run_forever()
+        server.close()
+        exchanges = asyncio.all_tasks(loop)
+        for exchange in exchanges:
+            exchange.cancel()
+        if exchanges:
+            loop.run_until_complete(asyncio.wait(exchanges))
+        loop.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read the head of a request, answer it, and end the connection."""
+        self._open[writer] = None
+        if len(self._open) > _MOST_OPEN:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        try:
+            async with asyncio.timeout(_EXCHANGE_S):
+                writer.write(_response(await reader.readuntil(b"\r\n\r\n"), self._answer))
+                writer.close()
+                await writer.wait_closed()
+        except _ENDED:
+            pass
+        except Exception:  # noqa: BLE001 - whatever a state cannot tell must not end the server
+            _log_failure(writer.get_extra_info("peername"), exc_info=True)
+        finally:
+            self._open.pop(writer, None)
+            writer.transport.abort()
 
     def _answer(self, path: str) -> tuple[int, str, bytes]:
         state, now_ns = self._state(), self._clock.monotonic_ns()
@@ -262,13 +298,25 @@ def serving(
         server.stop()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+def _response(head: bytes, answer: Callable[[str], tuple[int, str, bytes]]) -> bytes:
+    method, path, version = [*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "), "", ""][:3]
+    if not version.startswith("HTTP/1."):
+        code, kind, body = 400, "text/plain", b"this is not HTTP/1\n"
+    elif method != "GET":
+        code, kind, body = 501, "text/plain", b"there is only GET\n"
+    else:
+        code, kind, body = answer(path)
+    lines = (
+        f"HTTP/1.1 {code} {HTTPStatus(code).phrase}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Connection: close\r\n\r\n",
+    )
+    return "\r\n".join(lines).encode() + body
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log the error of a request. The original prints it, which fails in a process without standard error."""
-        del request
-        _LOG.debug("health.request-failed", exc_info=True, extra={"client": str(client_address)})
+
+def _log_failure(client: object, exc_info: Any) -> None:
+    _LOG.debug("health.request-failed", exc_info=exc_info, extra={"client": str(client)})
 
 
 def _verdict(good: bool) -> tuple[int, str, bytes]:

@@ -1,9 +1,14 @@
 """The worker's state, health and metrics."""
 
+import contextlib
 import json
 import re
+import select
+import socket
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +18,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
+from rocketshim.clock import SystemClock
 from rocketshim.health import HealthServer, metrics_text
 from rocketshim.worker import log_format
 from rocketshim.worker.allow_list import AllowList
@@ -290,3 +296,68 @@ def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
     said = [record for record in caplog.records if record.name == "rocketshim.health"]
     assert [record.__dict__["event"] for record in said] == ["health.request-failed"]
     assert capsys.readouterr().err == ""
+
+
+def _connect(server: HealthServer, sent: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    client.sendall(sent)
+    return client
+
+
+def _is_ended(client: socket.socket) -> bool:
+    """Wait until the server ends the connection without an answer."""
+    with contextlib.suppress(ConnectionError):
+        return client.recv(1) == b""
+    return True
+
+
+@pytest.fixture
+def serving() -> Iterator[HealthServer]:
+    server = HealthServer("127.0.0.1", 0, lambda: None, SystemClock())
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_hundreds_of_slow_clients_take_few_handles_and_no_thread_and_a_check_is_answered(
+    serving: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.health._EXCHANGE_S", 3_600.0)
+    threads = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(_connect(serving, b"GET /live HTTP/1.1\r\nX: ")) for _ in range(400)]
+        assert get(serving, "/live")[0] == 503
+        assert all(_is_ended(client) for client in clients[: 400 - 64 + 1])
+        assert threading.active_count() == threads
+        for client in clients[-60:]:
+            client.sendall(b"y\r\n\r\n")
+            assert client.recv(9) == b"HTTP/1.1 "
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_ended_all_the_same(
+    serving: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.health._EXCHANGE_S", 0.05)
+    with _connect(serving, b"GET /") as client, contextlib.suppress(ConnectionError):
+        while not select.select([client], [], [], 0.001)[0]:
+            client.sendall(b"x")
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /ready HTTP/1.0\r\n\r\n", b"503"),
+        (b"POST /ready HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"501"),
+        (b"GET /ready\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x00\r\n\r\n", b"400"),
+        (b"GET " + b"/" * 20_000, b""),
+    ],
+)
+def test_each_request_has_one_answer_and_an_endless_one_none(serving: HealthServer, sent: bytes, status: bytes) -> None:
+    with _connect(serving, sent) as client:
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while more := client.recv(4_096):
+                answer += more
+    assert answer[9:12] == status
