@@ -11,7 +11,7 @@ a request never waits for the loop or delays it. The age of the state shows a lo
 The server listens on the configured address. The default is this machine only, because the state names topics. It is
 one thread with an event loop of its own, and takes at most 64 connections: a further one ends the oldest, and each ends
 after 5 s. So clients that get nowhere take neither threads nor file handles from the process, and a check that sends
-its request at once is answered beside any number of them.
+its request immediately is answered beside any number of them.
 """
 
 import asyncio
