@@ -72,6 +72,7 @@ class RecordView:
     dialect: str | None = None  # name of the other project's format; None: rocketshim's own
     due_ms: int | None = None  # when it is due, epoch ms of the broker's clock; None: it does not wait
     late_ms: int | None = None  # how long after its due time it was delivered; None: not known
+    decision: str = ""  # what a command of the timer log did; `""`: it is none, or the log was not read
 
     @classmethod
     def of(cls, message: Any, *, trusted: bool = True, levels: DelayLevels | None = None) -> "RecordView":

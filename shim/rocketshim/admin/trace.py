@@ -15,6 +15,9 @@ from functools import partial
 from typing import Any, Final
 
 from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.timer_view import FoundTimer
+from rocketshim.core.named_timers import Effect
+from rocketshim.core.timer_history import TimerHistory
 from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
@@ -107,7 +110,7 @@ def _is_expired(at: str, low_offset: Callable[[str, int], int]) -> bool:
 
 
 def _command_text(envelope: Envelope) -> str:
-    if envelope.timer_asks is None:
+    if envelope.timer_asks is None or envelope.timer_do in {"CANCEL", "NOW"}:
         return f"{envelope.timer_do} of the timer {envelope.timer}"
     kind = "check" if envelope.timer_do == "FIRE" else "half message"
     return f"{kind} of the producers {envelope.timer_asks}"
@@ -124,10 +127,12 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
         wait_ms, target = hop.due_ms - hop.stored_ms, _physical(envelope.real_topic, names)
         wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
         if envelope.timer_do is not None:
-            return f"{_command_text(envelope)}, {wait}"
+            return f"{_command_text(envelope)}, {hop.decision or wait}"
         if envelope.unhandled_since_ms is not None:
             return f"sent on by a member that could not handle it, {wait}"
         return f"failed ({cause}), {wait}" if cause else wait
+    if envelope.timer_do is not None and hop.decision:
+        return f"{_command_text(envelope)}, {hop.decision}"
     if envelope.timer_do is not None:
         kind = "timers" if envelope.timer_asks is None else "tx"
         show = f"rocketshim {kind} show {envelope.real_topic} {envelope.timer}"
@@ -246,10 +251,38 @@ def records_of(
 
 
 def history(
-    reader: TopicReader, names: TopicNames, levels: DelayLevels, entries: Iterable[RecordView]
+    reader: TopicReader,
+    names: TopicNames,
+    levels: DelayLevels,
+    entries: Iterable[RecordView],
+    look: Callable[[str, str], TimerHistory | None],
 ) -> list[RecordView | Missing]:
-    """Return the records of one message in the order in which they were stored, with what is missing between them."""
+    """Return the records of one message in the order in which they were stored, with what is missing between them.
+
+    `look` reads what the timer log has about a name of a topic: the commands that ended the waiting of the message are
+    steps, too.
+    """
+    entries = list(entries)
+    named = {(each.envelope.real_topic, each.envelope.timer) for each in entries if each.topic == names.timers}
+    for topic, name in named:
+        if topic and name and (found := look(topic, name)) is not None:
+            entries = _decided(entries, reader, names, FoundTimer(topic, name, found))
     return life(entries, schedule=names.schedule, levels=levels, low_offset=partial(_low_offset, reader))
+
+
+def _decided(entries: list[RecordView], reader: TopicReader, names: TopicNames, timer: FoundTimer) -> list[RecordView]:
+    """Return the records of a message, with what its commands did, and the commands that ended its waiting."""
+    of_name = {each.offset: each for each in timer.history.events}
+    own = {each.offset for each in entries if (each.topic, each.partition) == (names.timers, timer.partition)}
+    ends = {event.offset for _, event in map(timer.history.fate, own & of_name.keys()) if event is not None}
+    records = (reader.fetch(names.timers, timer.partition, offset) for offset in sorted(ends - own))
+    both = [*entries, *(RecordView.of(record) for record in records if record is not None)]
+    decisions = {
+        f"{names.timers}/{timer.partition}/{offset}": timer.effect(of_name[offset])
+        for offset in ends | own & of_name.keys()
+        if offset not in own or of_name[offset].effect is not Effect.SCHEDULE
+    }
+    return [replace(each, decision=decisions.get(each.at, "")) for each in both]
 
 
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:

@@ -1,6 +1,7 @@
 """`rocketshim trace`: show the history of one message."""
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,9 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import ConnectedWithLevels, Json
 from rocketshim.cli.records import counting, echo_safe
 from rocketshim.cli.table import show_table
+from rocketshim.core.timer_history import TimerHistory
+from rocketshim.errors import NotAuthorizedError, TopicMissingError
+from rocketshim.kafka.timer_log import read_histories, read_states
 from rocketshim_topics import TopicNames
 
 app = typer.Typer()
@@ -46,7 +50,14 @@ def trace(
         records = records_of(reader, names, wanted, sources, watch=counting)
         if what.count("/") == 2 and what not in {each.at for each in records}:
             records += filter(None, [record_at(reader, names, what)])
-        hops = history(reader, names, at.levels, records)
+
+        def look(of_topic: str, name: str) -> TimerHistory | None:
+            with suppress(TopicMissingError, NotAuthorizedError):
+                states = read_states(reader, names, of_topic, [name], counting)
+                return read_histories(reader, names, of_topic, states, {}, hidden_s=0, watch=counting)[name]
+            return None
+
+        hops = history(reader, names, at.levels, records, look)
     if not hops:
         echo_safe(
             f"no record of {wanted} was found; if it was sent without delay and never failed, use --topic", err=True
@@ -79,4 +90,4 @@ def _cells(hop: RecordView | Missing, names: TopicNames) -> list[str]:
 def _json(hop: RecordView | Missing) -> dict[str, Any]:
     if isinstance(hop, Missing):
         return {"missing": hop.at, "expired": hop.expired, "attempts": hop.attempts}
-    return {**hop.as_json(body=False), "late_ms": hop.late_ms}
+    return {**hop.as_json(body=False), "late_ms": hop.late_ms, "decision": hop.decision or None}

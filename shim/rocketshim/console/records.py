@@ -9,7 +9,9 @@ a kind of topic.
 import codecs
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from starlette.exceptions import HTTPException
@@ -24,7 +26,9 @@ from rocketshim.admin.trace import Missing, history, missing_text, own_topics, s
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Selection, sql_text
 from rocketshim.console.reading import BoundedReading, read_newest
-from rocketshim.errors import ConfigError, NotAuthorizedError
+from rocketshim.console.timers import find
+from rocketshim.core.timer_history import TimerHistory
+from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import Origin, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -188,7 +192,7 @@ def show(request: Request) -> Response:
         found = _backwards(reader, console, entry)
         since_ms = None if request.query_params.get("everything") else max(0, min(each.stored_ms for each in found))
         found, read = _search(console, reader, entry.id, found, since_ms=since_ms)
-        steps = history(reader, console.names, console.settings.levels, found)
+        steps = history(reader, console.names, console.settings.levels, found, partial(_look, console))
     value = entry.value or b""
     text = _text(value[:_SHOWN_BYTES])
     return console.page(
@@ -204,6 +208,13 @@ def show(request: Request) -> Response:
         everything=since_ms is None,
         command=console.command("trace", entry.at, delay_levels=console.delay_levels),
     )
+
+
+def _look(console: Console, topic: str, name: str) -> TimerHistory | None:
+    """Return what the timer log has about a name; None: that is hidden, or there is no log."""
+    with suppress(TopicMissingError, NotAuthorizedError):
+        return find(console, topic, name)[0].history
+    return None
 
 
 def _timer_of(found: Iterable[RecordView]) -> tuple[str, str] | None:
@@ -227,7 +238,7 @@ def by_id(request: Request) -> Response:
         with console.reader() as reader:
             since_ms = None if everything else console.now_ms() - _DAY_MS
             found, read = _search(console, reader, wanted, found, since_ms=since_ms)
-            steps = history(reader, console.names, console.settings.levels, found)
+            steps = history(reader, console.names, console.settings.levels, found, partial(_look, console))
     return console.page(
         request,
         "message_by_id.html",

@@ -36,7 +36,7 @@ from rocketshim_topics.hops import OutgoingRecord, timer_command, timer_digest
 from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, headers_shown
 
-__all__ = ["command", "listed", "show"]
+__all__ = ["command", "find", "listed", "show"]
 
 _LOG: Final = safe_logger("rocketshim.console")
 _ON_A_PAGE: Final = 100
@@ -95,7 +95,7 @@ def show(request: Request) -> Response:
     if not {"topic", "name"} <= request.query_params.keys():
         return RedirectResponse(console.url("timers"), 303)
     topic, name = _named(request.query_params)
-    view, read = _view(console, topic, name)
+    view, read = find(console, topic, name)
     return console.page(
         request,
         "timer.html",
@@ -115,7 +115,7 @@ def command(request: Request, form: Form) -> Response:
     topic, name = _named(form)
     if do is None:
         raise ConfigError("do must be cancel or now")
-    view, _ = _view(console, topic, name)
+    view, _ = find(console, topic, name)
     if not _is_pending(view) or view.history.last != whole(form, "generation"):
         raise ConfigError(f"the message that this page has shown does not wait under {name!r} any more: look again")
     by = f"{request.state.person.name} (console of {whoami()})"[:300]
@@ -144,7 +144,7 @@ def _is_half(view: FoundTimer) -> bool:
     return bool(stored is not None and stored.asks) or any(each.asks for each in view.history.events)
 
 
-def _view(console: Console, topic: str, name: str) -> tuple[FoundTimer, BoundedReading]:
+def find(console: Console, topic: str, name: str) -> tuple[FoundTimer, BoundedReading]:
     """Return what the log has about a name, and how its reading ended; the state is read before the log."""
     number, digest = timer_partition(topic, name), timer_digest(topic, name)
     wanted = {REAL_TOPIC: topic.encode(), TIMER: name.encode()}

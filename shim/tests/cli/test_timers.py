@@ -181,6 +181,36 @@ def test_each_command_is_shown_with_what_it_did(kafka: InMemoryKafka, capsys: py
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("has_state", [True, False])
+def test_the_trace_of_a_message_shows_the_command_that_ended_its_waiting(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str], has_state: bool
+) -> None:
+    send(kafka)
+    send(kafka)
+    fires(kafka, 0)
+    with Producer("memory:1", clients=kafka.clients()) as producer:
+        producer.cancel("orders", timer="o-7")
+    send(kafka)
+    if not has_state:
+        kafka.delete_topic(NAMES.timer_state)
+
+    def steps(offset: int) -> list[tuple[int, str | None]]:
+        capsys.readouterr()
+        assert main(["trace", f"{NAMES.timers}/{PARTITION}/{offset}", *HERE, "--json"]) == 0
+        return [(each["offset"], each["decision"]) for each in json.loads(capsys.readouterr().out) if "offset" in each]
+
+    if has_state:
+        replaced, late, cancelled = steps(0)
+        assert replaced == (0, None)
+        assert late[0] == 1
+        assert re.fullmatch("waits until .*, replaces that of 0", late[1] or "")
+        assert cancelled == (2, "dropped: it was cancelled, replaced or delivered before")
+        assert steps(1) == [(1, None), (3, "in time: that of 1 is not delivered")]
+    assert steps(4) == [(4, None)]
+    assert main(["trace", f"{NAMES.timers}/{PARTITION}/1", *HERE]) == 0
+    assert ("CANCEL of the timer o-7, in time" in " ".join(capsys.readouterr().out.split())) is has_state
+
+
 def test_what_the_log_does_not_have_is_unknown(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "show", "orders", "o-7")
     assert (code, out) == (2, "o-7: unknown: the log has no message of this name\n")

@@ -42,7 +42,7 @@ def test_the_picture_has_a_column_for_each_record_and_waits_as_labels(stage: Sta
     a_life(stage)
     with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as reader:
         entries = [RecordView.of(each) for each in reader.read([NAMES.schedule, RETRY, DEAD])]
-        drawn = biography(history(reader, NAMES, DelayLevels.default(), entries), NAMES)
+        drawn = biography(history(reader, NAMES, DelayLevels.default(), entries, lambda *_: None), NAMES)
     assert [*drawn.lanes] == ["source", "schedule", "retry", "dead"]
     assert [(step.lane, step.kind, step.wait) for step in drawn.steps] == [
         ("source", "missing", ""),

@@ -167,6 +167,16 @@ def test_a_message_leads_to_the_history_of_its_name(stage: Stage) -> None:
     assert "SET of the timer o-7, waits" in text_of(page)
 
 
+def test_the_biography_of_a_message_shows_that_it_was_cancelled_or_replaced(stage: Stage) -> None:
+    send(stage)
+    send(stage)
+    browser = stage.browser(operate=True)
+    browser.post("/timers/command", data={**COMMAND, "generation": "1", "do": "cancel"})
+    seen = [text_of(browser.get(f"/message/{NAMES.timers}/{PARTITION}/{offset}").text) for offset in (0, 1)]
+    assert "replaces that of 0" in seen[0]
+    assert "CANCEL of the timer o-7, in time: that of 1 is not delivered" in seen[1]
+
+
 def test_a_message_of_a_transaction_is_left_to_its_producers(stage: Stage) -> None:
     half = Envelope(real_topic="orders", timer="o-7", timer_asks="shop", deliver_at_ms=2**42, shim=1, timer_do="SET")
     stage.kafka.append(NAMES.timers, b"x", partition=PARTITION, headers=encode(half))
