@@ -448,6 +448,7 @@ MADE_HERE = {
     "WorkerAbsent", "TargetAvoided", "Parked", "NewDeadLetters", "GroupAge", "RetentionOvertook"
 }  # fmt: skip
 NOT_MADE_HERE = {
+    "Finding": "`status` names what helps: test_verdict.py",
     "ExporterDown": "nothing is repaired by a command: test_observe.py, test_security.py",
     "WorkerLate": "a slow broker, or a core that is full: test_worker_slow_brokers.py",
     "HeadLate": "something late for two minutes, as in WorkerAbsent and WorkerLate",

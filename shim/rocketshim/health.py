@@ -4,7 +4,7 @@ The loop's thread makes a state once a second and publishes it by one assignment
 a request never waits for the loop or delays it. The age of the state shows a loop that has stopped.
 
 * `/live`: 200 while the loop runs, else 503. The state decides what that means.
-* `/ready`: 200 while the process does its work, else 503.
+* `/ready`: 200 while the process does its work, else 503; the exporter lists what is wrong behind it.
 * `/state`: the state as JSON.
 * `/metrics`: Prometheus' text format, with `rocketshim_build_info`.
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 import confluent_kafka
 
@@ -62,6 +62,10 @@ class Shown(Protocol):
     def is_ready(self, now_ns: int) -> bool:
         """Return whether the process does its work."""
 
+    @property
+    def report(self) -> str:
+        """Return what is wrong, a line each, to stand behind `/ready`'s answer."""
+
     def shown(self, now_ns: int) -> dict[str, Any]:
         """Return the state as JSON."""
 
@@ -92,6 +96,7 @@ class LoopState:
     is_member: bool
     commits_fail_since_ns: int | None
     clock_ahead_ms: int
+    report: ClassVar[str] = ""
 
     def is_live(self, now_ns: int) -> bool:
         """Return whether the loop runs.
@@ -263,7 +268,7 @@ class HealthServer:
             case "/live":
                 return _verdict(state is not None and state.is_live(now_ns))
             case "/ready":
-                return _verdict(state is not None and state.is_ready(now_ns))
+                return _verdict(state is not None and state.is_ready(now_ns), "" if state is None else state.report)
             case "/state" if state is not None:
                 return 200, "application/json", json.dumps(state.shown(now_ns), indent=1).encode()
             case "/metrics" if state is not None:
@@ -319,5 +324,5 @@ def _log_failure(client: object, exc_info: Any) -> None:
     _LOG.debug("health.request-failed", exc_info=exc_info, extra={"client": str(client)})
 
 
-def _verdict(good: bool) -> tuple[int, str, bytes]:
-    return (200, "text/plain", b"yes\n") if good else (503, "text/plain", b"no\n")
+def _verdict(good: bool, report: str = "") -> tuple[int, str, bytes]:
+    return 200 if good else 503, "text/plain; charset=utf-8", f"{'yes' if good else 'no'}\n{report}".encode()

@@ -90,4 +90,4 @@ def _exporter() -> ExporterState:
         groups=(GroupStanding("payments", partitions=(partition,)),),
         dead=(TopicSnapshot("rmq.dlq.payments", "payments", 0, 0),), parked=TopicSnapshot("rmq.parked", None, 0, 0),
     )  # fmt: skip
-    return ExporterState(0, 0, snapshot, (Finding("worker", Severity.ERROR, "", "", "", ""),))
+    return ExporterState(0, 0, snapshot, (Finding("worker", Severity.ERROR, "", "", "", ""),), is_examined=True)

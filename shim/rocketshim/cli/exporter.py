@@ -35,7 +35,7 @@ def exporter(
     every: Annotated[
         float,
         typer.Option(parser=seconds(1), metavar="DURATION", help="Time from one look to the next."),
-    ] = 15.0,
+    ] = 5.0,
     doctor_every: Annotated[
         float,
         typer.Option(
@@ -52,7 +52,7 @@ def exporter(
     Dead letters, late delivery, lag and age of groups are known also when a worker or consumer is gone. One exporter
     serves one namespace. It needs the rights that `rocketshim acls --role viewer` prints.
     """
-    from rocketshim.admin.doctor import examine  # noqa: PLC0415 - `--help` does without
+    from rocketshim.admin.doctor import set_up  # noqa: PLC0415 - `--help` does without
     from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415
     from rocketshim.health import address, serving  # noqa: PLC0415
     from rocketshim.observe.exporter import DoctorRounds, Exporter  # noqa: PLC0415
@@ -64,10 +64,10 @@ def exporter(
     listen_address = address(listen, option="--listen")
     configure(log_format, level=log_level)
     look = partial(gather, at.bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=at.client)
-    doctor = DoctorRounds(lambda: examine(look()), doctor_every) if doctor_every else None
+    doctor = DoctorRounds(lambda: set_up(look()), doctor_every) if doctor_every else None
     lookup = partial(OffsetLookup, at.bootstrap, names, groups=groups, client=at.client, left_out={})
     with Sampler(lookup, names, levels, every_s=every) as sampler, StopSignals() as signals:
-        process = Exporter(sampler, every_s=every, doctor=doctor, namespace=at.namespace)
+        process = Exporter(sampler, at.installation, every_s=every, doctor=doctor)
         with serving(listen_address, lambda: process.state, option="--listen"):
             if doctor is not None:
                 doctor.start()

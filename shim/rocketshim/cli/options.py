@@ -24,6 +24,7 @@ from rocketshim_topics import DelayLevels, TopicNames, parse_duration_ms
 if TYPE_CHECKING:
     from rocketshim.kafka.clients import Clients
     from rocketshim.kafka.topic_reader import TopicReader
+    from rocketshim.observe.finding import Installation
 
 __all__ = [
     "CONNECTION",
@@ -224,6 +225,14 @@ class Connection:
     def names(self) -> TopicNames:
         """The names of the namespace's topics."""
         return TopicNames(self.namespace)
+
+    @property
+    def installation(self) -> "Installation":
+        """The installation, as commands name it."""
+        from rocketshim.observe.finding import Installation  # noqa: PLC0415 - few commands need it
+        from rocketshim_topics.layout import Layout  # noqa: PLC0415
+
+        return Installation(self.bootstrap, Layout(self.names, self.levels))
 
     def reader(self) -> "TopicReader":
         """Open a reader of topics; use it as a context manager."""

@@ -18,7 +18,6 @@ from rocketshim.observe.finding import Installation
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.tables import summary
 from rocketshim.observe.verdict import verdict
-from rocketshim_topics.layout import Layout
 
 app = typer.Typer()
 _LOOK_S: Final = 0.5
@@ -46,7 +45,7 @@ def status(
     from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
     from rocketshim.observe.worker_state import ask_workers, checked_urls  # noqa: PLC0415
 
-    urls, here = checked_urls(worker_url or ()), Installation(at.bootstrap, Layout(at.names, at.levels))
+    urls, here = checked_urls(worker_url or ()), at.installation
     lookup = partial(OffsetLookup, at.bootstrap, at.names, groups=tuple(group or ()), client=at.client, left_out={})
     with (
         Sampler(lookup, at.names, at.levels, every_s=every, workers=lambda: ask_workers(urls)) as sampler,

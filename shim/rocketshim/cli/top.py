@@ -2,15 +2,18 @@
 
 import json
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from rocketshim.cli.completion import WatchedGroups
+from rocketshim.cli.findings import show_findings
 from rocketshim.cli.options import ConnectedWithLevels, Json, WorkerUrls, seconds
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.extras import missing_extra
+from rocketshim.observe.finding import Installation
 from rocketshim.observe.snapshot import Snapshot
 
 app = typer.Typer()
@@ -48,24 +51,27 @@ def top(
                 from rocketshim.cli.top_screen import TopScreen  # noqa: PLC0415 - an optional package
             except ModuleNotFoundError as error:
                 raise ConfigError(f"{missing_extra('top', error, 'top')}, or use --once") from error
-            TopScreen(watch).run()
+            TopScreen(watch, at.installation).run()
             return
         while (snapshot := watch.wait_newer(None, _LOOK_S)) is None:
             pass  # each request has a time limit, but with many groups there are many
     if snapshot.error is not None:
         raise BrokerUnavailableError(f"{at.bootstrap} did not answer: {snapshot.error}")
-    _print(snapshot, as_json=as_json)
+    _print(at.installation, snapshot, as_json=as_json)
 
 
-def _print(snapshot: Snapshot, *, as_json: bool) -> None:
+def _print(here: Installation, snapshot: Snapshot, *, as_json: bool) -> None:
     from rocketshim.core.user_values import one_line  # noqa: PLC0415
     from rocketshim.observe.tables import summary, tables  # noqa: PLC0415
+    from rocketshim.observe.verdict import verdict  # noqa: PLC0415
 
-    shown = tables(snapshot)
+    shown, wrong = tables(snapshot), verdict(here, snapshot)
     if as_json:
         found = {each.title.lower(): [dict(zip(each.columns, row, strict=True)) for row in each.rows] for each in shown}
-        typer.echo(json.dumps({"at_ms": snapshot.at_ms, "unknown": [*map(str, snapshot.unknown)], **found}))
+        now = {"at_ms": snapshot.at_ms, "unknown": [*map(str, snapshot.unknown)], "findings": [*map(asdict, wrong)]}
+        typer.echo(json.dumps(now | found))
         return
+    show_findings(wrong)
     typer.echo(one_line(summary(snapshot)))
     for table in shown:
         typer.echo("\n" + "\t".join((table.title, *table.columns)))

@@ -12,9 +12,11 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
 from rocketshim.core.user_values import one_line
+from rocketshim.observe.finding import Installation
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.tables import Cell, Table, summary, tables
+from rocketshim.observe.verdict import verdict
 
 __all__ = ["TopScreen", "formatted"]
 
@@ -38,7 +40,7 @@ class TopScreen(App[None]):
 
     TITLE = "rocketshim top"
     ENABLE_COMMAND_PALETTE = False
-    CSS = "#summary { height: 1; } DataTable { height: 1fr; }"
+    CSS = "#summary { height: 1; } #findings { height: auto; max-height: 6; } DataTable { height: 1fr; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "tab('Waiting')", "Waiting"),
         Binding("2", "tab('Groups')", "Groups"),
@@ -49,8 +51,9 @@ class TopScreen(App[None]):
         Binding("q", "quit", "Quit"),
     ]
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, here: Installation) -> None:
         super().__init__()
+        self._here = here
         self._sampler = sampler
         self._drawn: Snapshot | None = None
         self._is_held = False
@@ -58,6 +61,7 @@ class TopScreen(App[None]):
 
     def compose(self) -> ComposeResult:
         """Yield the widgets."""
+        yield Static("", id="findings", markup=False)
         yield Static("waiting for the cluster", id="summary", markup=False)
         with TabbedContent(initial=_TITLES[0]):
             for title in _TITLES:
@@ -102,6 +106,8 @@ class TopScreen(App[None]):
 
     def _draw(self, snapshot: Snapshot) -> None:
         self._say()
+        wrong = "\n".join(each.line for each in verdict(self._here, snapshot))
+        self.query_one("#findings", Static).update(wrong)
         for table in tables(snapshot):
             self._fill(table)
 

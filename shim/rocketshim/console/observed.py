@@ -9,13 +9,14 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rocketshim.admin.doctor import Finding, examine
+from rocketshim.admin.doctor import Finding, set_up
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
@@ -25,12 +26,15 @@ from rocketshim.console.reading import BoundedReading, read_newest
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
+from rocketshim.observe.finding import Installation
 from rocketshim.observe.groups import GroupReader
-from rocketshim.observe.snapshot import DelayQueue, GroupStanding, WaitingRecord, conflicts, waiting_record
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding, Snapshot, WaitingRecord, conflicts, waiting_record
 from rocketshim.observe.tables import levels_table
+from rocketshim.observe.verdict import verdict
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
+from rocketshim_topics.layout import Layout
 from rocketshim_topics.wire import headers_shown
 
 __all__ = [
@@ -166,15 +170,22 @@ def overview(request: Request) -> Response:
     return console.page(
         request,
         "overview.html",
-        snapshot=console.snapshot(),
-        command=console.command("doctor", delay_levels=console.delay_levels),
+        **_now(request),
+        command=console.command("status", delay_levels=console.delay_levels),
     )
 
 
 def tiles(request: Request) -> Response:
     """Show only the tiles, for a page that is open already."""
-    console = Console.of(request)
-    return console.page(request, "tiles.html", snapshot=console.snapshot())
+    return Console.of(request).page(request, "tiles.html", **_now(request))
+
+
+def _now(request: Request) -> dict[str, Any]:
+    """Return the newest snapshot, and what is wrong by it and by the doctor's last visit, if somebody asked for one."""
+    visits: DoctorVisits = request.app.state.doctor
+    snapshot = visits.console.snapshot()
+    is_known = snapshot is not None and snapshot.error is None
+    return {"snapshot": snapshot, "findings": visits.with_now(snapshot) if snapshot and is_known else None}
 
 
 def groups(request: Request) -> Response:
@@ -260,7 +271,7 @@ class DoctorVisits:
     """
 
     console: Console
-    found: list[Finding] = field(default_factory=list)
+    found: list[Finding] = field(default_factory=list)  # what is wrong in the set-up
     at_ms: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -274,8 +285,18 @@ class DoctorVisits:
                 if self.console.clients is not None and self.console.clients.admin is None:
                     raise ConfigError("a Kafka in memory cannot be examined")
                 facts = gather(settings.bootstrap, self.console.names, settings.levels, client=settings.client)
-                self.found, self.at_ms = examine(facts), now_ms
+                self.found, self.at_ms = set_up(facts), now_ms
             return self.found, self.at_ms
+
+    def with_now(self, snapshot: Snapshot) -> list[Finding]:
+        """Return what is wrong now, with what the last visit has found."""
+        return verdict(self.here, snapshot, self.found)
+
+    @cached_property
+    def here(self) -> Installation:
+        """The installation, as commands name it."""
+        settings = self.console.settings
+        return Installation(settings.bootstrap, Layout(self.console.names, settings.levels))
 
 
 def doctor(request: Request) -> Response:
@@ -283,6 +304,9 @@ def doctor(request: Request) -> Response:
     console = Console.of(request)
     visits: DoctorVisits = request.app.state.doctor
     findings, at_ms = visits.findings()
+    snapshot = console.snapshot()
+    if snapshot is not None and snapshot.error is None:
+        findings = visits.with_now(snapshot)
     return console.page(
         request,
         "doctor.html",

@@ -5,8 +5,7 @@ affect the worker. A record that is being delivered at this moment may still be 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rocketshim.errors import TopicMissingError
@@ -47,35 +46,20 @@ class DelayedReader:
                 heads[number] = waiting_record(message, self._levels)
         return {number: (count, heads[number]) for number, count in sorted(counts.items())}
 
-    def queues(self, partitions: Iterable[int], *, heads: int) -> list[DelayQueue]:
-        """Return delay queues with their first records, without the queues whose leader does not answer."""
-        return self._queues(self._topic, partitions, self._levels.queue_delay_ms, heads)
-
-    def timer_log(self, partitions: Iterable[int] | None = None) -> list[DelayQueue]:
+    def timer_log(self) -> list[DelayQueue]:
         """Return the partitions of the timer log that have a command which no worker has read, with the first one."""
         log = self._names.timers
-        asked = range(self._reader.topics().get(log, 0)) if partitions is None else partitions
-        return [each for each in self._queues(log, asked, lambda _: 0, 1) if each.head]
-
-    def _queues(
-        self, topic: str, partitions: Iterable[int], delay_ms: Callable[[int], int | None], heads: int
-    ) -> list[DelayQueue]:
-        keys = [TopicPartitionKey(topic, number) for number in partitions]
+        keys = [TopicPartitionKey(log, number) for number in range(self._reader.topics().get(log, 0))]
         positions = self._reader.positions(self._names.worker_group, keys)
-        queues = [
-            DelayQueue(
-                key.partition,
-                delay_ms(key.partition),
-                PartitionStanding(*key, positions.get(key, bounds[0]), *bounds),
-            )
+        unread = {
+            key: PartitionStanding(*key, positions.get(key, bounds[0]), *bounds)
             for key, bounds in self._reader.bounds_of(keys).items()
-        ]
-        spans = {TopicPartitionKey.of(each.standing): each.standing.unread for each in queues}
-        found = {
-            key.partition: tuple(waiting_record(record, self._levels) for record in records)
-            for key, records in self._reader.first_records(spans, most=heads, skip=is_probe).items()
         }
-        return [replace(each, head=found.get(each.partition, ())) for each in queues]
+        found = self._reader.first_records({key: each.unread for key, each in unread.items()}, skip=is_probe)
+        return [
+            DelayQueue(key.partition, 0, unread[key], (waiting_record(record, self._levels),))
+            for key, (record,) in sorted(found.items())
+        ]
 
     def records(self, *, follow: bool = False) -> Iterator[Any]:
         """Return every waiting record as a Kafka message, in order within a queue."""

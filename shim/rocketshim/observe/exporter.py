@@ -21,9 +21,10 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import RocketshimError
 from rocketshim.health import Metric
 from rocketshim.logs import safe_logger
-from rocketshim.observe.finding import Finding
+from rocketshim.observe.finding import Finding, Installation
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
+from rocketshim.observe.verdict import verdict
 
 __all__ = ["DoctorRounds", "Exporter", "ExporterState"]
 
@@ -38,8 +39,9 @@ class ExporterState:
     at_ns: int  # monotonic instant at which a request to the cluster or a round last ended
     every_ns: int  # time from one round to the next
     snapshot: Snapshot  # the newest snapshot
-    findings: tuple[Finding, ...] | None = None  # the doctor's findings; None: it has not run
+    findings: tuple[Finding, ...] = ()  # what is wrong by this snapshot, and in the set-up as far as it is known
     namespace: str = ""  # the namespace; `""`: none
+    is_examined: bool = False  # whether the doctor's findings are among them
 
     def is_live(self, now_ns: int) -> bool:
         """Return whether rounds are made, successful or not."""
@@ -49,11 +51,16 @@ class ExporterState:
         """Return whether the cluster answered the newest round."""
         return self.is_live(now_ns) and self.snapshot.error is None
 
+    @property
+    def report(self) -> str:
+        """Return the findings, a line each."""
+        return "".join(f"{each.line}\n" for each in self.findings)
+
     def shown(self, now_ns: int) -> dict[str, Any]:
         """Return the state as JSON."""
-        findings = None if self.findings is None else [asdict(finding) for finding in self.findings]
-        snapshot = asdict(self.snapshot)
-        return snapshot | {"findings": findings, "live": self.is_live(now_ns), "ready": self.is_ready(now_ns)}
+        findings = [asdict(finding) for finding in self.findings]
+        health = {"live": self.is_live(now_ns), "ready": self.is_ready(now_ns)}
+        return asdict(self.snapshot) | {"findings": findings, "examined": self.is_examined} | health
 
     def metrics(self) -> Iterable[Metric]:
         """Yield the metrics. A round that failed shows no values: old ones would look like new.
@@ -63,7 +70,7 @@ class ExporterState:
         """
         mine = {"namespace": self.namespace} if self.namespace else {}
         snapshot = self.snapshot
-        families = [_up(snapshot), _doctor_up(self.findings)]
+        families = [_up(snapshot), _doctor_up(is_examined=self.is_examined)]
         if snapshot.error is None:
             families += [
                 _began(snapshot),
@@ -72,8 +79,9 @@ class ExporterState:
                 *_timers(snapshot),
                 *_dead(snapshot),
                 *_groups(snapshot),
+                _findings(self.findings),
             ]
-        if self.findings is not None:
+        if self.is_examined:
             families.append(_doctor(self.findings))
         for name, kind, about, samples in families:
             yield Metric(
@@ -99,9 +107,16 @@ def _behind(snapshot: Snapshot) -> _Family:
     return "exporter_clock_behind_seconds", "gauge", about, [({}, snapshot.clock_behind_ms / 1e3)]
 
 
-def _doctor_up(findings: Iterable[Finding] | None) -> _Family:
+def _doctor_up(*, is_examined: bool) -> _Family:
     about = "1: the doctor's findings are known; 0: it does not run, has not finished, or failed three times"
-    return "doctor_up", "gauge", about, [({}, int(findings is not None))]
+    return "doctor_up", "gauge", about, [({}, int(is_examined))]
+
+
+def _findings(findings: Iterable[Finding]) -> _Family:
+    """Return a series for each finding; a set-up with very many has the worst of them."""
+    keys = list(dict.fromkeys((each.check, each.severity.value, each.subject) for each in findings))[:_MOST_FINDINGS]
+    samples: _Samples = [({"check": check, "severity": how, "subject": what}, 1) for check, how, what in keys]
+    return "finding", "gauge", "1: this is wrong now; `rocketshim status` shows its cause and what helps", samples
 
 
 def _schedule(snapshot: Snapshot) -> Iterable[_Family]:
@@ -171,6 +186,7 @@ def _doctor(findings: Iterable[Finding]) -> _Family:
 _LOG = safe_logger("rocketshim.observe")
 _WAIT_S: Final = 0.5
 _KEPT_FAILURES: Final = 3
+_MOST_FINDINGS: Final = 200
 
 
 class DoctorRounds:
@@ -221,17 +237,17 @@ class Exporter:
     def __init__(
         self,
         sampler: Sampler,
+        here: Installation,
         *,
         every_s: float,
         doctor: DoctorRounds | None = None,
-        namespace: str = "",
         clock: Clock | None = None,
     ) -> None:
         self.state: ExporterState | None = None
         self._sampler = sampler
+        self._here = here
         self._every_s = every_s
         self._doctor = doctor
-        self._namespace = namespace
         self._clock = clock or SystemClock()
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
@@ -240,8 +256,14 @@ class Exporter:
         every_ns = round(self._every_s * 1e9)
         with self._sampler.watch() as watch:
             while not is_stopped():
-                findings = None if self._doctor is None else self._doctor.findings
+                examined, look = None if self._doctor is None else self._doctor.findings, newest or nothing
+                found = () if look.error is not None else tuple(verdict(self._here, look, examined or ()))
                 self.state = ExporterState(
-                    self._sampler.moved_ns, every_ns, newest or nothing, findings, namespace=self._namespace
+                    self._sampler.moved_ns,
+                    every_ns,
+                    look,
+                    found,
+                    namespace=self._here.names.namespace,
+                    is_examined=examined is not None,
                 )
                 newest = watch.wait_newer(newest, _WAIT_S) or newest

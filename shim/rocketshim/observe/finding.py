@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rocketshim.core.user_values import one_line
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -33,6 +34,11 @@ class Finding:
     cost: str  # its impact, now or later
     fix: str  # the command that fixes it, or what to do if no command can
     since_ms: int | None = None  # since when, epoch ms; None: not known
+
+    @property
+    def line(self) -> str:
+        """Return what is wrong in one line."""
+        return one_line(f"{self.severity:8}{self.check}  {self.subject}: {self.what}")
 
 
 @dataclass(frozen=True, slots=True)

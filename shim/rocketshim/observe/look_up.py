@@ -35,7 +35,7 @@ from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
 from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
-from rocketshim.observe.groups import overtaken, standing_of
+from rocketshim.observe.groups import overtaken, standing_of, typed_error
 from rocketshim.observe.snapshot import (
     HEAD_COUNT,
     FailingMessage,
@@ -102,6 +102,7 @@ class OffsetLookup:
         self._denied: set[str] = set()
         self._read_by: dict[str, set[str]] = {}
         self._times: Mapping[tuple[TopicPartitionKey, int], int] = {}
+        self._unread: dict[str, str] = {}
         self._left_out = {} if left_out is None else left_out
         self._rounds = 0
         self._records = _Records(names)
@@ -120,7 +121,11 @@ class OffsetLookup:
         self._read_by = {group: self._read_by[group] for group in groups if group in self._read_by}
         committed = self._committed(groups, topics)
         schedule = [key for topic in (names.schedule, names.timers) for key in _partitions(topic, topics)]
-        committed[names.worker_group] = self._reader.committed(names.worker_group, schedule)
+        try:
+            committed[names.worker_group] = self._reader.committed(names.worker_group, schedule)
+        except NotAuthorizedError as error:
+            self._unread[names.worker_group] = f"group {names.worker_group}: {error}"
+            schedule = []
         between()
         described = self._described(list(committed))
         self._rounds += 1
@@ -146,7 +151,8 @@ class OffsetLookup:
         unknown = tuple(sorted(wanted - bounds.keys()))
         self._between()
         records = self._records
-        waiting = records.waiting(self._reader, [each for each in timed[names.worker_group].partitions if each.behind])
+        queues = timed[names.worker_group].partitions if names.worker_group in timed else ()
+        waiting = records.waiting(self._reader, [each for each in queues if each.behind])
         dead = {key: bounds[key] for key in lately if key.topic != names.parked}
         logs = {group: names.group_log(group) for group in groups if names.group_log(group) in topics}
         records.read_logs(self._reader, logs, now_ms)
@@ -164,6 +170,10 @@ class OffsetLookup:
             records.causes(self._reader, dead),
             records.failing(timed, now_ms),
             records.log_members(now_ms),
+            (
+                *self._unread.values(),
+                *(f"records of {each}: not readable" for each in self._denied if names.is_ours(each)),
+            ),
         )
 
     def close(self) -> None:
@@ -188,8 +198,13 @@ class OffsetLookup:
             return {}
         self._admin = admin = self._admin or self._make_admin(self._admin_settings)
         admin.poll(0)  # for its log lines
-        found = described_groups(lambda: admin, groups, _DESCRIBE_S)
-        known = {group: each for group, each in found.items() if not isinstance(each, KafkaException)}
+        found = described_groups(lambda: admin, groups, _DESCRIBE_S, include_authorized_operations=True)
+        known = {}
+        for group, each in found.items():
+            if isinstance(each, KafkaException):
+                self._unread[group] = str(typed_error(each, f"group {group}", ""))
+            else:
+                known[group] = each
         if len(known) < len(found):  # a late answer is dropped with its client
             self._admin = None
         return known
@@ -198,6 +213,7 @@ class OffsetLookup:
         """Return what the groups have committed; leave out those for which it cannot be had."""
         committed: dict[str, _Commits] = {}
         failed: RocketshimError | None = None
+        self._unread = {group: why for group, why in self._unread.items() if self._left_out.get(group, 0) > 0}
         for group in groups:
             self._between()
             if self._left_out.get(group, 0) > 0:
@@ -211,6 +227,7 @@ class OffsetLookup:
                         raise
                     failed = error
                 self._left_out[group] = _ALL_TOPICS_EVERY
+                self._unread[group] = f"group {group}: {error}"
                 _LOG.warning("observe.group-unknown", extra={"group": group, "error": str(error)})
         return committed
 

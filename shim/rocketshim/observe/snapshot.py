@@ -144,6 +144,7 @@ class Offsets:
     * `missing`: their targets that surely do not exist, physical names.
     * `causes`: the most frequent cause of the newest few records of dead-letter topics that grow.
     * `log_members`: number of the members that a group's log knows, of groups that have one.
+    * `unread`: which groups and topics could not be read, and why.
     """
 
     topics: Mapping[str, int] = field(default_factory=dict)  # every visible topic with its number of partitions
@@ -159,6 +160,7 @@ class Offsets:
     causes: Mapping[str, str] = field(default_factory=dict)
     failing: tuple["FailingMessage", ...] = ()
     log_members: Mapping[str, int] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +328,19 @@ class Snapshot:
     missing: tuple[MissingTarget, ...] = ()  # targets of waiting messages that do not exist
     failing: tuple[FailingMessage, ...] = ()  # messages that block their orderly queue or key
     log_members: Mapping[str, int] = field(default_factory=dict)  # as `Offsets.log_members`
+    unread: tuple[str, ...] = ()  # which groups and topics could not be read, and why
+    is_clock_sure: bool = False  # whether `at_ms` is the brokers' time
     earlier: "Earlier | None" = None  # how far behind groups were before; None: nothing is known of before
+
+    @property
+    def standings(self) -> dict[str, GroupStanding]:
+        """Return all groups, the worker's with its partitions included."""
+        worker = (
+            ()
+            if self.worker is None
+            else (replace(self.worker, partitions=tuple(each.standing for each in (*self.queues, *self.timers))),)
+        )
+        return {each.group: each for each in (*worker, *self.groups)}
 
     @property
     def waiting(self) -> int:
@@ -394,6 +408,7 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
         missing=_missing(offsets, names, levels),
         failing=offsets.failing,
         log_members=offsets.log_members,
+        unread=offsets.unread,
     )
 
 

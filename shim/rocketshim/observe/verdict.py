@@ -25,13 +25,13 @@ _LONG_BEHIND_MS: Final = 60_000
 _ORDER: Final = list(Severity)
 
 
-def verdict(at: Installation, look: Snapshot) -> list[Finding]:
-    """Return what is wrong now, worst first.
+def verdict(at: Installation, look: Snapshot, set_up: Iterable[Finding] = ()) -> list[Finding]:
+    """Return what is wrong now, worst first, with what an examination of the set-up has found.
 
     Decides: What is wrong now? This function, for every screen, metric and exit code; the set-up is examined beside it
-        (`admin.doctor.examine`).
+        (`admin.doctor.set_up`).
     """
-    return worst_first(finding for check in _CHECKS for finding in check(at, look))
+    return worst_first([*(finding for check in _CHECKS for finding in check(at, look)), *set_up])
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
@@ -45,8 +45,9 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
     if look.worker is None or look.worker.members is None:
         return
     run = at.command("worker", "--allow", "TOPIC", *at.levels_option)
-    waiting = look.waiting + sum(each.waiting for each in look.timers)
-    if not look.worker.members:
+    queues = (*look.queues, *look.timers)
+    waiting = sum(each.waiting for each in queues if each.standing.first_unread_ms is not None)  # not probes alone
+    if not look.worker.members and queues:
         oldest = f"the oldest for {_text(late_ms)}" if late_ms else "none is due yet"
         yield Finding(
             "worker-missing",
@@ -57,7 +58,7 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
             run,
             look.at_ms - late_ms if late_ms else None,
         )
-    elif late_ms > _LATE_MS:
+    elif look.worker.members and late_ms > _LATE_MS:
         log_late_ms = max((each.late_ms(look.at_ms) for each in look.timers), default=0)
         is_log = late_ms == log_late_ms
         yield Finding(
@@ -68,10 +69,10 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
             f"have left {_text(late_ms)} ago",
             "messages with names are late, and a cancel has not taken effect"
             if is_log
-            else "delayed and retried messages are late: the worker died just now, is stuck, or is too slow (or this "
-            "machine's clock is ahead of the brokers')",
-            f"look at its log and /state; compare the clocks: {at.command('doctor', '--probe')}; for more lanes and "
-            f"workers: {at.init('--lanes', 'N')}",
+            else "delayed and retried messages are late: the worker died just now, is stuck, or is too slow"
+            + ("" if look.is_clock_sure else ", or this machine's clock is ahead of the brokers'"),
+            ("" if look.is_clock_sure else f"compare the clocks: {at.command('doctor', '--probe')}; ")
+            + f"look at its log and /state; for more lanes and workers: {at.init('--lanes', 'N')}",
             look.at_ms - late_ms,
         )
 
@@ -210,7 +211,17 @@ def _unknown(at: Installation, look: Snapshot) -> Iterator[Finding]:
             "what waits there is missing in this report",
             at.command("doctor"),
         )
-    if look.clock_behind_ms:
+    for what in look.unread:
+        yield Finding(
+            "not-looked-at",
+            Severity.NOTE,
+            "this look",
+            what,
+            "it is missing in this report",
+            f"look as a principal with the rights of: {at.command('acls', '--role', 'viewer')}; if no answer came in "
+            "time, look again",
+        )
+    if look.clock_behind_ms and not look.is_clock_sure:
         yield Finding(
             "clock-skew",
             Severity.WARNING,

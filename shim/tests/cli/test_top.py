@@ -11,6 +11,7 @@ from textual.widgets import Static, TabbedContent
 
 from rocketshim.cli.top import _print
 from rocketshim.cli.top_screen import TopScreen
+from rocketshim.observe.finding import Installation
 from rocketshim.observe.snapshot import (
     DelayQueue,
     GroupStanding,
@@ -20,8 +21,10 @@ from rocketshim.observe.snapshot import (
     WorkerSnapshot,
 )
 from rocketshim.observe.tables import summary, tables
+from rocketshim_topics import DelayLevels, Layout, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
+HERE = Installation("b:9092", Layout(TopicNames(), DelayLevels.default()))
 HOSTILE = "rmq.dlq.\x1b[31m[bold]x"
 
 
@@ -55,7 +58,7 @@ class Watched:
 
 def piloted(watched: Watched, test: Callable[[Any, Any], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        screen = TopScreen(watched)  # type: ignore[arg-type]
+        screen = TopScreen(watched, HERE)  # type: ignore[arg-type]
         async with screen.run_test(size=(100, 30)) as pilot:
             await test(screen, pilot)
 
@@ -86,7 +89,7 @@ def test_the_tables_have_delay_levels_groups_dead_letters_and_workers() -> None:
 def test_partitions_that_do_not_answer_are_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     partial = replace(snapshot(), unknown=(TopicPartitionKey("orders", 3),))
     assert summary(partial).endswith("   MISSING: 1 partitions whose leader does not answer")
-    _print(partial, as_json=True)
+    _print(HERE, partial, as_json=True)
     assert json.loads(capsys.readouterr().out)["unknown"] == ["orders/3"]
 
 
@@ -147,12 +150,27 @@ def test_names_of_topics_control_neither_the_screen_nor_the_terminal(capsys: pyt
         assert rows(screen, "Dead")[0][1] == "rmq.dlq.\\x1b[31m[bold]x"
 
     piloted(Watched(snapshot()), test)
-    _print(snapshot(), as_json=False)
+    _print(HERE, snapshot(), as_json=False)
     assert "\x1b" not in capsys.readouterr().out
 
 
+def test_what_is_wrong_now_stands_above_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    async def test(screen: TopScreen, pilot: Any) -> None:
+        await pilot.pause()
+        shown = str(screen.query_one("#findings", Static).render())
+        assert (
+            shown.splitlines()[0]
+            == "warning worker-not-ready  http://a:1: the worker does not answer or is not ready: refused"
+        )
+
+    piloted(Watched(snapshot()), test)
+    _print(HERE, snapshot(), as_json=False)
+    assert capsys.readouterr().out.startswith("warning worker-not-ready  http://a:1\n")
+
+
 def test_json_has_the_same_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    _print(snapshot(), as_json=True)
+    _print(HERE, snapshot(), as_json=True)
     printed = json.loads(capsys.readouterr().out)
     assert printed["groups"][1] == {"group": "payments", "topic": "orders", "unread": 5, "oldest s": 60.0, "lost": 0}
     assert printed["at_ms"] == 100_000
+    assert [each["check"] for each in printed["findings"]] == ["worker-not-ready", "group-behind"]

@@ -56,6 +56,19 @@ def test_the_overview_counts_by_offsets_and_refreshes_itself(stage: Stage) -> No
     assert "<html" not in tiles
 
 
+def test_the_overview_begins_with_what_is_wrong_now_and_what_helps(stage: Stage) -> None:
+    assert "✓ All is well" in text_of(stage.browser().get("/").text)
+    stage.kafka.append(NAMES.schedule, b"x", partition=3, headers=[("REAL_TOPIC", b"nowhere")])
+    [console] = stage.consoles
+    browser = stage.browser()
+    with console.sampler.watch() as watch:
+        old = watch.newest()
+        assert watch.wait_newer(old, 60.0) is not None
+    seen = text_of(browser.get("/").text)
+    for expected in ("! nowhere the topic does not exist", "rocketshim init --topic nowhere"):
+        assert expected in seen
+
+
 def test_the_histogram_counts_by_append_times_without_reading_a_record(stage: Stage) -> None:
     clock = stage.kafka.clock
     queues = []

@@ -8,14 +8,17 @@ from confluent_kafka import TopicPartition
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim.observe.exporter import DoctorRounds, Exporter, ExporterState
+from rocketshim.observe.finding import Installation
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Offsets
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
 NAMES = TopicNames("shop")
+HERE = Installation("memory:1", Layout(NAMES, DelayLevels.default()))
 FOUND = Finding("copies", Severity.WARNING, "orders", "what", "cost", "fix")
 
 
@@ -37,9 +40,11 @@ def test_states_follow_the_cluster_and_its_absence() -> None:
     doctor = DoctorRounds(lambda: [FOUND], 60.0)
     doctor.run_once()
     with Sampler(lookup, NAMES, DelayLevels.default(), every_s=0.01, clock=clock) as sampler:
-        exporter = Exporter(sampler, every_s=0.01, doctor=doctor, namespace="shop", clock=clock)
+        exporter = Exporter(sampler, HERE, every_s=0.01, doctor=doctor, clock=clock)
         first = until(exporter, lambda state: bool(state.snapshot.dead))
         assert (first.snapshot.dead[0].appended, first.findings, first.namespace) == (0, (FOUND,), "shop")
+        assert first.is_examined
+        assert first.report == "warning copies  orders: what\n"
         kafka.append(NAMES.dead_letter("pay"), b"dead")
         kafka.append("orders", b"a")
         later = until(exporter, lambda state: any(group.behind for group in state.snapshot.groups))
@@ -82,7 +87,7 @@ def test_an_exporter_whose_first_round_takes_minutes_is_live_and_not_ready() -> 
         return len(shown) == 4
 
     with Sampler(lambda: long, NAMES, DelayLevels.default(), every_s=15.0, clock=clock) as sampler:
-        exporter = Exporter(sampler, every_s=15.0, clock=clock)
+        exporter = Exporter(sampler, HERE, every_s=15.0, clock=clock)
         exporter.run(look)
         long.is_over = True
         long.permits.release()

@@ -108,10 +108,16 @@ def test_findings_are_counted_by_check_and_severity_and_vanish_when_fixed() -> N
     def finding(check: str) -> Finding:
         return Finding(check, Severity.WARNING, "subject", "what", "cost", "fix")
 
-    found = values(replace(STATE, findings=(finding("copies"), finding("copies"), finding("leaders"))))
+    found = values(
+        replace(STATE, findings=(finding("copies"), finding("copies"), finding("leaders")), is_examined=True)
+    )
+    assert {key[1:] for key in found if key[0] == "finding"} == {
+        ("copies", "warning", "subject"),
+        ("leaders", "warning", "subject"),
+    }
     counted = {key[1:]: value for key, value in found.items() if key[0] == "doctor_findings"}
     assert counted == {("copies", "warning"): 2, ("leaders", "warning"): 1}
-    well = values(replace(STATE, findings=()))
+    well = values(replace(STATE, findings=(), is_examined=True))
     assert not [key for key in well if key[0] == "doctor_findings"]
     assert well["doctor_up",] == 1
 
@@ -126,4 +132,4 @@ def test_ready_while_the_cluster_answers_and_live_while_rounds_are_made() -> Non
     failed = replace(STATE, snapshot=replace(SNAPSHOT, error="no broker answered"))
     assert (STATE.is_ready(0), failed.is_ready(0), failed.is_live(0)) == (True, False, True)
     shown: dict[str, Any] = STATE.shown(0)
-    assert (shown["ready"], shown["findings"], shown["dead"][0]["appended"]) == (True, None, 17)
+    assert (shown["ready"], shown["findings"], shown["dead"][0]["appended"]) == (True, [], 17)

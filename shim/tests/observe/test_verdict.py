@@ -1,6 +1,8 @@
 """The verdict on hand-made looks. integration_tests/test_verdict.py breaks a real cluster."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +62,9 @@ GROWING = Earlier(NOW_MS - 10_000, {"pay": 3})
 BROKEN: list[tuple[str, Severity, str, dict[str, Any]]] = [
     ("worker-missing", Severity.ERROR, "5 offsets wait", {"worker": NOBODY}),
     ("worker-missing", Severity.ERROR, "5 offsets", {"worker": NOBODY, "queues": (queue(5, 60_000),)}),
-    ("worker-missing", Severity.NOTE, "nothing waits", {"worker": NOBODY, "queues": ()}),
+    ("worker-missing", Severity.NOTE, "nothing waits", {"worker": NOBODY, "queues": (queue(5),)}),  # only probes
+    ("worker-missing", Severity.ERROR, "2 offsets wait",
+     {"worker": NOBODY, "queues": (), "timers": (queue(2, 0, "rmq.timers"),)}),
     ("worker-late", Severity.WARNING, "6 s ago", {"queues": (queue(5, 16_000),)}),
     ("worker-late", Severity.ERROR, "1 min 1 s ago", {"queues": (queue(5, 71_000),)}),
     ("timers-late", Severity.ERROR, "named timer",
@@ -84,6 +88,7 @@ BROKEN: list[tuple[str, Severity, str, dict[str, Any]]] = [
     ("retention-overtook", Severity.ERROR, "retention deleted 2", {"queues": (queue(5, 3_000, low=2),)}),
     ("retention-overtook", Severity.ERROR, "retention deleted 2", {"groups": (reading(5, 3_000, low=2),)}),
     ("not-looked-at", Severity.NOTE, "do not answer", {"unknown": (ORDERS,)}),
+    ("not-looked-at", Severity.NOTE, "group pay: denied", {"unread": ("group pay: denied",)}),
     ("clock-skew", Severity.WARNING, "2 min or more behind", {"clock_behind_ms": 120_000}),
 ]  # fmt: skip
 
@@ -113,6 +118,8 @@ def test_one_fault_is_one_finding_with_cost_and_way_out(
         {"groups": (reading(5, 7_000),), "earlier": GROWING},  # not committed yet
         {"groups": (reading(5, None, ()),)},  # only marks of transactions
         {"groups": (reading(5, 9_000, ()),), "log_members": {"pay": 2}},  # Kafka does not know these members
+        {"clock_behind_ms": 120_000, "is_clock_sure": True},  # `at_ms` is the brokers' time
+        {"worker": NOBODY, "queues": ()},  # there are no delay queues
         {"worker": None},  # the principal may not see it
     ],
 )
@@ -146,3 +153,19 @@ def test_findings_of_one_severity_keep_their_order() -> None:
     pairs = (("a", Severity.NOTE), ("b", Severity.ERROR), ("c", Severity.NOTE))
     found = worst_first(Finding(name, severity, "", "", "", "") for name, severity in pairs)
     assert [each.check for each in found] == ["b", "a", "c"]
+
+
+def test_a_late_worker_is_not_blamed_before_the_clocks_are_compared() -> None:
+    late = sound(queues=(queue(5, 86_400_000),))
+    (guess,) = verdict(HERE, late)
+    assert "this machine's clock is ahead" in guess.cost
+    assert guess.fix.startswith("compare the clocks: rocketshim doctor --probe --bootstrap b:9092; ")
+    (known,) = verdict(HERE, replace(late, is_clock_sure=True))
+    assert "clock" not in known.cost + known.fix
+
+
+def test_the_page_lists_every_finding() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = page.partition("| finding | is there |\n")[2].partition("\n\n")[0].splitlines()
+    listed = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    assert listed == {check for check, *_ in BROKEN}

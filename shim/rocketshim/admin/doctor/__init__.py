@@ -1,7 +1,8 @@
 """`rocketshim doctor`: check the set-up and find each problem, its impact and the command that fixes it.
 
 `gather` reads the cluster; it is the only module here that does. It returns `Facts`. Each check is a pure function from
-facts to findings: `topics`, `queues` (and groups), `clients` (and their ACLs). `examine` runs all of them.
+facts to findings: `topics`, `queues` (and groups), `clients` (and their ACLs). `set_up` runs all of them, and `examine`
+also finds what is wrong now, by the verdict of every other screen.
 
 The doctor changes nothing on the cluster. Only with `probe` it writes one record to each leader, which every reader of
 rocketshim skips, and measures what the cluster can do on a topic and groups that it deletes again.
@@ -13,8 +14,9 @@ from typing import Final
 from rocketshim.admin.doctor import clients, queues, topics
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.observe.finding import Finding, Severity
+from rocketshim.observe.verdict import verdict, worst_first
 
-__all__ = ["CHECKS", "Facts", "Finding", "Severity", "examine"]
+__all__ = ["CHECKS", "Facts", "Finding", "Severity", "examine", "set_up"]
 
 Check = Callable[[Facts], Iterator[Finding]]
 
@@ -41,7 +43,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     topics.user_topics,
     topics.offsets_retention,
     topics.auto_creation,
-    queues.worker,
     queues.backlog,
     queues.level_table,
     queues.transactions,
@@ -50,8 +51,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     queues.clocks,
     queues.open_transactions,
     queues.subscriptions,
-    queues.lost_records,
-    queues.unread_retries,
     queues.partitioner,
     clients.client_settings,
     clients.poll_interval,
@@ -62,10 +61,13 @@ CHECKS: Final[tuple[Check, ...]] = (
     _unread,
 )
 
-_ORDER: Final = list(Severity)
-
 
 def examine(facts: Facts) -> list[Finding]:
-    """Return the findings of all checks, the most severe first."""
-    found = [finding for check in CHECKS for finding in check(facts)]
-    return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
+    """Return what is wrong now and in the set-up, the most severe first."""
+    now = [] if facts.look is None else verdict(facts, facts.look)
+    return worst_first([*now, *set_up(facts)])
+
+
+def set_up(facts: Facts) -> list[Finding]:
+    """Return what is wrong in the set-up, the most severe first."""
+    return worst_first(finding for check in CHECKS for finding in check(facts))

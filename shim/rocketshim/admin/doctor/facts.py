@@ -9,7 +9,7 @@ from typing import Final
 
 from rocketshim.admin.doctor.probe import Capability
 from rocketshim.observe.finding import Installation
-from rocketshim.observe.snapshot import DelayQueue, GroupStanding
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding, Snapshot
 
 __all__ = ["Facts", "PartitionFacts", "TopicFacts"]
 
@@ -41,8 +41,6 @@ class TopicFacts:
 class Facts(Installation):
     """Everything that the checks evaluate.
 
-    * `standings`: group to its state and positions, without a member also the times of its unread retries; the worker's
-      group is included.
     * `transactions`: producer group to the number of its half messages that wait for their outcome, and of those whose
       producers were asked at least three times.
     * `parked_not_allowed`: how many of them have a target that is not on the allow-list of the workers that had them.
@@ -63,9 +61,7 @@ class Facts(Installation):
     user_topics: tuple[str, ...] = ()  # the examined topics of the user, sources and targets alike, physical names
     roles: tuple[str, ...] = ()  # roles whose ACLs the principal should have
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)  # physical name to facts, for topics that exist
-    standings: Mapping[str, GroupStanding] = field(default_factory=dict)
-    queues: tuple[DelayQueue, ...] = ()  # the queues with waiting records, with the next few that leave
-    timers: tuple[DelayQueue, ...] = ()  # the partitions of the timer log with commands that no worker has read
+    look: Snapshot | None = None  # queues, groups and workers; its time is `now_ms`
     transactions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     parked: int | None = None  # number of records parked within a day and not sent again since, 1,000 at most
     parked_not_allowed: int = 0
@@ -74,10 +70,19 @@ class Facts(Installation):
     keys: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     clocks_ms: Mapping[int, int] = field(default_factory=dict)
     capabilities: tuple[Capability, ...] = ()  # what was measured with `--probe`
-    read_ms: int | None = None  # this machine's clock when what waits had been read, epoch ms; None: not known
     client: Mapping[str, str] = field(default_factory=dict, repr=False)  # passwords are among them
     consume_timeout_ms: int | None = None
     unread: tuple[str, ...] = ()  # what could not be read, and why
+
+    @property
+    def standings(self) -> dict[str, GroupStanding]:
+        """Return the groups, the worker's included."""
+        return {} if self.look is None else self.look.standings
+
+    @property
+    def queues(self) -> tuple[DelayQueue, ...]:
+        """Return the delay queues with waiting records, each with the next few that leave."""
+        return () if self.look is None else tuple(each for each in self.look.queues if each.head)
 
     def keep_longer(self, topic: str) -> str:
         """Return a command that doubles a topic's retention, at least to a week; `MS` if it is not known or endless."""

@@ -13,6 +13,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from statistics import median_low
@@ -35,9 +36,9 @@ from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import LATEST, answer_of, listed_offsets
 from rocketshim.kafka.timer_log import pending_timers
 from rocketshim.kafka.topic_reader import LITTLE_AHEAD, TopicReader
-from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.groups import GroupReader, operations_of
-from rocketshim.observe.snapshot import DelayQueue, GroupStanding
+from rocketshim.observe.look_up import OffsetLookup
+from rocketshim.observe.snapshot import Snapshot, snapshot_of
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import HEADROOM_BYTES, Layout, TopicState
 from rocketshim_topics.levels import DelayLevels
@@ -51,7 +52,6 @@ from rocketshim_topics.wire import PARK_REASON, headers_shown
 __all__ = ["gather"]
 
 _TIMEOUT_S: Final = 30.0
-_HEADS: Final = 5
 _KEY_SPAN: Final = 200
 _KEY_PARTITIONS: Final = 16
 _KEYS_PER_PARTITION: Final = 50
@@ -98,7 +98,7 @@ def gather(
         transactions = cluster.transactions() if names.timer_state in visible else {}
         wanted = [*_topics_to_read(names, found, user_topics), *map(names.check, transactions)]
         described = cluster.topics([name for name in wanted if name in visible])
-        standings = cluster.standings([names.worker_group, *found])
+        look = cluster.look(levels, found)
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name in {names.schedule, names.timers}}
         clocks_ms = cluster.clocks(described.get(names.schedule)) if probe else {}
@@ -113,9 +113,7 @@ def gather(
             user_topics=user_topics,
             roles=tuple(roles),
             topics=described,
-            standings=standings,
-            queues=cluster.queues(levels, described.get(names.schedule)),
-            timers=cluster.timers(levels, described.get(names.timers)),
+            look=look if look is None else cluster.in_brokers_time(look),
             transactions=transactions,
             parked=parked,
             parked_not_allowed=not_allowed,
@@ -124,7 +122,6 @@ def gather(
             keys=cluster.keys(sources),
             clocks_ms=clocks_ms,
             capabilities=tuple(cluster.capabilities(Layout(names, levels))) if probe else (),
-            read_ms=_now_ms(),
             client=client,
             consume_timeout_ms=consume_timeout_ms,
             unread=tuple(cluster.unread),
@@ -172,14 +169,14 @@ class _ClusterReader:
         self._names = names
         self._client = client
         self.unread: list[str] = []
-        self._brokers_ahead_ms = 0
+        self._ahead_ms: int | None = None  # not measured
         self.reader = TopicReader(bootstrap, client={**LITTLE_AHEAD, **client}, patience_s=_TIMEOUT_S)
         self._groups = GroupReader(self.reader)
         self._admin = self._groups.admin
 
     def now_ms(self) -> int:
         """Return the brokers' clock, as far as it was measured, otherwise this machine's; epoch ms."""
-        return _now_ms() + self._brokers_ahead_ms
+        return _now_ms() + (self._ahead_ms or 0)
 
     def close(self) -> None:
         """Close the reader."""
@@ -254,44 +251,17 @@ class _ClusterReader:
             for name, topic in described.items()
         }
 
-    def standings(self, groups: list[str]) -> dict[str, GroupStanding]:
-        """Return the state and positions of groups; of those without a member, also the times of unread retries."""
-        standings: dict[str, GroupStanding] = {}
-        nothing: dict[str, GroupStanding | RocketshimError] = {}
-        for group, found in self._request("groups", partial(self._groups.read_each, groups), nothing).items():
-            if not isinstance(found, GroupStanding):
-                self.unread.append(str(found))
-            elif found.members:
-                standings[group] = found
-            else:
-                standings[group] = self._request("retries", partial(self._with_retries, found), found)
-        return standings
+    def look(self, levels: DelayLevels, groups: Iterable[str]) -> Snapshot | None:
+        """Look at queues, groups and workers as every other screen does; None: that failed."""
+        lookup, at_ms = OffsetLookup(self._bootstrap, self._names, groups=tuple(groups), client=self._client), _now_ms()
+        with closing(lookup):
+            found = self._request("what waits", lookup.look_up, None)
+        return None if found is None else snapshot_of(at_ms, self._names, levels, found)
 
-    def _with_retries(self, standing: GroupStanding) -> GroupStanding:
-        retry, denied = self._names.retry(standing.group), set[str]()
-        found = self._groups.timed(standing, retry, denied=denied)
-        if denied:
-            self.unread.append(f"retries of {standing.group}: the principal may not read {retry}")
-        return found
-
-    def queues(self, levels: DelayLevels, schedule: TopicFacts | None) -> tuple[DelayQueue, ...]:
-        """Return the queues with waiting records, each with the next few that leave."""
-        if schedule is None:
-            return ()
-        reader = DelayedReader(self.reader, self._names, levels)
-        led = [key.partition for key in _led(self._names.schedule, schedule)]
-        nothing: list[DelayQueue] = []
-        found = self._request("waiting messages", partial(reader.queues, led, heads=_HEADS), nothing)
-        return tuple(each for each in found if each.head)
-
-    def timers(self, levels: DelayLevels, log: TopicFacts | None) -> tuple[DelayQueue, ...]:
-        """Return the partitions of the timer log with commands that no worker has read."""
-        if log is None:
-            return ()
-        led = [key.partition for key in _led(self._names.timers, log)]
-        nothing: list[DelayQueue] = []
-        reader = DelayedReader(self.reader, self._names, levels)
-        return tuple(self._request("commands of named timers", partial(reader.timer_log, led), nothing))
+    def in_brokers_time(self, look: Snapshot) -> Snapshot:
+        """Return a look whose time is the brokers', if their clocks were measured."""
+        is_sure = self._ahead_ms is not None
+        return replace(look, at_ms=look.at_ms + (self._ahead_ms or 0), is_clock_sure=is_sure)
 
     def transactions(self) -> dict[str, tuple[int, int]]:
         """Return how many half messages of each producer group wait, and how many were asked about often.
@@ -418,7 +388,7 @@ class _ClusterReader:
 
         none: dict[int, int] = {}
         found = self._request("clocks", request, none)
-        self._brokers_ahead_ms = median_low(found.values()) if found else 0
+        self._ahead_ms = median_low(found.values()) if found else None
         return found
 
     def capabilities(self, layout: Layout) -> list[Capability]:

@@ -7,7 +7,7 @@ from typing import Final
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.core.worker_notes import NOT_ALLOWED, clock_ahead_ms_of, levels_of
 from rocketshim.observe.finding import Finding, Severity
-from rocketshim.observe.snapshot import DelayQueue, clock_behind_ms, conflicts
+from rocketshim.observe.snapshot import DelayQueue, conflicts
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 __all__ = [
@@ -15,19 +15,15 @@ __all__ = [
     "clocks",
     "level_table",
     "lost_marks",
-    "lost_records",
     "open_transactions",
     "parked",
     "partitioner",
     "subscriptions",
     "transactions",
-    "unread_retries",
-    "worker",
 ]
 
 _MIN_KEYS: Final = 10
 _MAX_MISPLACED_SHARE: Final = 0.1
-_MAX_IDLE_MS: Final = 3_600_000  # longer than a deployment
 
 
 def subscriptions(facts: Facts) -> Iterator[Finding]:
@@ -61,51 +57,6 @@ def subscriptions(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def lost_records(facts: Facts) -> Iterator[Finding]:
-    """Check that retention has not deleted offsets that a group had not read: messages may have been among them."""
-    for group in facts.groups:
-        standing = facts.standings.get(group)
-        for each in () if standing is None else standing.partitions:
-            if each.lost:
-                yield Finding(
-                    "retention-overtook",
-                    Severity.ERROR,
-                    f"{group} on {each.topic}/{each.partition}",
-                    f"retention deleted {each.lost} offsets that the group had not read",
-                    "messages among them are lost; there may be none, only markers and aborted records of "
-                    "transactions: rocketshim's consumers pass these, those of other libraries may not",
-                    f"consume faster, or raise the retention: {facts.keep_longer(each.topic)}",
-                )
-
-
-def unread_retries(facts: Facts) -> Iterator[Finding]:
-    """Check that groups with waiting retries have a member."""
-    for group in sorted(facts.groups):
-        standing = facts.standings.get(group)
-        retries = None if standing is None or standing.members else standing.topics().get(facts.names.retry(group))
-        if retries is None or retries.first_unread_ms is None:
-            continue
-        waiting_ms = facts.now_ms - retries.first_unread_ms
-        if waiting_ms > _MAX_IDLE_MS:
-            yield Finding(
-                "retries-unread",
-                Severity.WARNING,
-                f"{group} on {facts.names.retry(group)}",
-                f"retries have been waiting for {waiting_ms // 60_000} minutes, but Kafka knows no member of the group",
-                "no consumer handles them, and retention eventually deletes them",
-                f"start the group{_own_members(facts, group)}; if it was renamed or retired: docs/operations.md, "
-                "Renaming or retiring a group; "
-                f"waiting retries: {facts.command('group', 'lag', group)}",
-            )
-
-
-def _own_members(facts: Facts, group: str) -> str:
-    """Name the command that shows the members that Kafka does not know, if the group can have some."""
-    if facts.names.group_log(group) not in facts.topics:
-        return ""
-    return f" (members with an allocation strategy: {facts.command('group', 'members', group)})"
-
-
 def partitioner(facts: Facts) -> Iterator[Finding]:
     """Check that keys are in the partitions that the Java client's partitioner, and so rocketshim, chooses."""
     for name, (count, elsewhere) in sorted(facts.keys.items()):
@@ -122,65 +73,9 @@ def partitioner(facts: Facts) -> Iterator[Finding]:
             )
 
 
-_MAX_OVERDUE_MS: Final = 60_000
 _MAX_SKEW_MS: Final = 1_000
 _MAX_AHEAD_MS: Final = 60_000
 _MAX_TRANSACTION_AGE_MS: Final = 60_000
-
-
-def worker(facts: Facts) -> Iterator[Finding]:
-    """Check that a worker delivers what is due, and that retention has deleted nothing before the worker read it."""
-    group = facts.names.worker_group
-    standing = facts.standings.get(group)
-    if standing is None:
-        return
-    run = facts.command("worker", "--allow", "TOPIC", *facts.levels_option)
-    overdue_ms = max((_overdue_ms(facts, queue) for queue in facts.queues), default=0)
-    waiting = sum(queue.waiting for queue in (*facts.queues, *facts.timers))
-    unread_ms = max((facts.now_ms - queue.head[0].appended_ms for queue in facts.timers), default=0)
-    if not standing.members and waiting:
-        yield Finding(
-            "worker-missing",
-            Severity.ERROR,
-            group,
-            f"no worker is running, and messages are waiting ({waiting} offsets)",
-            f"delayed and retried messages are not delivered ({_since(overdue_ms)})",
-            run,
-        )
-    elif overdue_ms > _MAX_OVERDUE_MS:
-        yield Finding(
-            "worker-late",
-            Severity.ERROR,
-            group,
-            f"a worker is in the group, but the oldest message should have left {overdue_ms // 1_000} s ago",
-            "delayed and retried messages are late; the worker is stuck or too slow"
-            + ("" if facts.clocks_ms else ", or this machine's clock is ahead of the brokers'"),
-            ("" if facts.clocks_ms else f"compare the clocks: {facts.command('doctor', '--probe')}; ")
-            + f"look at its log and /state; for more lanes and workers: {facts.init('--lanes', 'N')}",
-        )
-    elif unread_ms > _MAX_OVERDUE_MS:
-        yield Finding(
-            "timers-late",
-            Severity.ERROR,
-            facts.names.timers,
-            f"a worker is in the group, but the oldest command for a named timer has waited for {unread_ms // 1_000} s",
-            "messages with names are late, and a cancel has not taken effect",
-            "look at the worker's log (worker.timers-unknown, worker.hop-not-stored) and /state; its principal reads "
-            f"and writes {facts.names.timers} and {facts.names.timer_state}: "
-            + facts.command("acls", "--role", "worker", "--topic", "TOPIC"),
-        )
-    for topic in (facts.names.schedule, facts.names.timers):
-        lost = sum(each.lost for each in standing.partitions if each.topic == topic)
-        if lost:
-            yield Finding(
-                "retention-overtook",
-                Severity.ERROR,
-                topic,
-                f"retention deleted {lost} offsets that no worker had read",
-                "messages among them are lost; there may be none, if all had been delivered and a transaction ended "
-                "then",
-                f"raise retention.ms above the longest outage: {facts.keep_longer(topic)}",
-            )
 
 
 def backlog(facts: Facts) -> Iterator[Finding]:
@@ -385,16 +280,6 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         for sample in queue.head:
             if sample.failed_ms is not None and sample.failed_ms - sample.appended_ms > _MAX_AHEAD_MS:
                 found[f"a consumer of {sample.group or 'a group'}"] = sample.failed_ms - sample.appended_ms
-    stamped_ms = max((sample.appended_ms for queue in facts.queues for sample in queue.head), default=0)
-    if not facts.clocks_ms and (behind_ms := clock_behind_ms(stamped_ms, facts.read_ms)):
-        yield Finding(
-            "clock-skew",
-            Severity.WARNING,
-            "this machine",
-            f"its clock is {behind_ms // 1_000} s or more behind the brokers'",
-            "the ages that this report goes by are too small by as much: messages may be late, and retries unread",
-            "synchronise the clock of this machine (chrony, ntpd)",
-        )
     for client, ahead_ms in sorted(found.items()):
         yield Finding(
             "clock-skew",
@@ -426,14 +311,6 @@ def _same_table(facts: Facts) -> str:
         "give senders, consumers and worker the same --delay-levels; messages that wait by the other table are gone "
         f"once their delay is over: {facts.command('delayed', 'stats')}"
     )
-
-
-def _overdue_ms(facts: Facts, queue: DelayQueue) -> int:
-    return facts.now_ms - queue.head[0].appended_ms - time_in_queue_ms(facts.layout.levels, queue.partition)
-
-
-def _since(overdue_ms: int) -> str:
-    return f"the oldest for {overdue_ms // 1_000} s" if overdue_ms > 0 else "none is due yet"
 
 
 def _when(at_ms: int, now_ms: int) -> str:

@@ -51,7 +51,6 @@ def test_a_setting_that_runs_code_is_refused_by_name_and_not_left_out() -> None:
 def test_topics_that_are_deleted_after_their_description_are_left_out(cluster: _ClusterReader) -> None:
     cluster.reader.close()
     cluster.reader = TopicReader("memory:1", clients=InMemoryKafka(VirtualClock()).clients())
-    assert cluster.queues(DelayLevels.default(), LED) == ()
     assert cluster.open_transactions({"orders": LED}) == {}
     assert cluster.keys({"orders": LED}) == {}
     assert cluster.unread == []
