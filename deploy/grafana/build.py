@@ -184,6 +184,25 @@ WORKER: Final = Dashboard(
             ),
         ),
         Row(
+            "Named timers and transactions",
+            (
+                Panel(
+                    "Commands", "Those that changed something: fired, cancelled, delivered now, set.", "ops",
+                    (
+                        Query(
+                            _rate("rocketshim_worker_timer_commands_total", "command", '{effective="true"}'),
+                            "{{command}}",
+                        ),
+                    ),
+                ),
+                Panel("Pending names", "", "short", (Query("rocketshim_worker_pending_timers", "{{instance}}"),)),
+                Panel(
+                    "Checks", "Questions to the producers of half messages.", "ops",
+                    (Query(_rate("rocketshim_worker_transaction_checks_total", "instance"), "{{instance}}"),),
+                ),
+            ),
+        ),
+        Row(
             "Queues",
             (
                 Panel(

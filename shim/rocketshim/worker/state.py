@@ -60,6 +60,7 @@ class WorkerCounts:
         skipped: probes read, and commands for named timers that deliver nothing.
         timers: number of commands for named timers, by what they are and whether they changed anything.
         timers_replaced: messages with a name that another one has replaced.
+        checks: questions to the producers of half messages.
         alarms: number of alarms by event.
         parked: number of parked records by reason, up to the reason's first colon.
         aborted: transactions aborted.
@@ -77,6 +78,7 @@ class WorkerCounts:
     parked: dict[str, int] = field(default_factory=dict)
     timers: dict[tuple[str, bool], int] = field(default_factory=dict)
     timers_replaced: int = 0
+    checks: int = 0
     aborted: int = 0
     recycled: int = 0
     lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
@@ -102,6 +104,7 @@ class WorkerCounts:
         is_effective = change.effect is not Effect.NOTHING
         self.timers[command, is_effective] = self.timers.get((command, is_effective), 0) + 1
         self.timers_replaced += command == Command.SET.value and change.before is not None
+        self.checks += change.effect is Effect.ASK
 
     def observe_lateness(self, late_ms: list[int]) -> None:
         """Count deliveries by their lateness in ms."""
@@ -296,6 +299,7 @@ def _counters(counts: WorkerCounts) -> Iterable[_Family]:
     ]
     yield "timer_commands_total", "counter", "commands for named timers", commands
     yield _one("timers_replaced_total", "counter", "messages with a name that were replaced", counts.timers_replaced)
+    yield _one("transaction_checks_total", "counter", "questions to producers of half messages", counts.checks)
     below, buckets = 0, []
     for bound, count in zip(LATENESS_BOUNDS_MS, counts.lateness, strict=False):
         below += count

@@ -84,6 +84,7 @@ def test_without_an_end_the_producers_are_asked_after_six_seconds_and_then_each_
     assert asked(shop) == [1]
     shop.run(worker, CHECK_EVERY_MS)
     assert asked(shop) == [1, 2]
+    assert worker.counts.checks == 2
     first = min(shop.delivered(CHECKS), key=lambda record: record.timestamp())
     told = dict(first.headers())
     assert first.value() == b"paid"
