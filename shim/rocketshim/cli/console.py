@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ app = typer.Typer()
 
 _SECURITY = "Security"
 _M_ARENA_MAX = -8
+_SWITCH_S = 0.001  # a page that decodes records lets the overview run after this time; by default after 5 ms
 
 
 @app.command(epilog="Example: rocketshim console --bootstrap localhost:9092 --operate")
@@ -180,6 +182,7 @@ def _serve(settings: ConsoleSettings) -> None:
     except OSError as error:  # of the certificate: ssl.SSLError is one, too
         raise ConfigError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from error
     _share_heaps()
+    sys.setswitchinterval(_SWITCH_S)
     _allow_many_files()
     for line in _welcome(settings, token):
         typer.echo(line, err=True)

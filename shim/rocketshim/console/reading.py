@@ -11,7 +11,7 @@ Rules:
 * Bytes count keys, values and headers of every record that was read. The limit is exceeded by at most one window
   (`next_window`).
 * A window is read as a whole before its records are yielded. A window that time cuts stays in `rest`, and nothing of it
-  is yielded.
+  is yielded. One whose records turn out to be much larger than those before is read again, in smaller ones.
 * Time is checked at least every 0.2 s while the cluster answers. A single lookup blocks for 10 s at most.
 
 A cursor names what was not read: `PARTITION:START-END` for each partition, joined by `.`. The topic is in the page's
@@ -19,7 +19,8 @@ path, so a cursor made by hand can only name records that its user may read anyw
 
 Kafka reads forward only. So a newest-first listing reads a window of the newest offsets of each partition, turns it
 round, and goes on with the window before it. The first window is small, because the size of records is not known yet.
-Each later window is at most 16 times as large, and is expected to be as large as one window may be in memory. Windows
+Each later window is at most 16 times as large, and is expected to be as large as one window may be in memory, where a
+small record takes thirty times its bytes: there it is a few objects for each of its headers. Windows
 are merged by append time; the order of one partition is always that of its offsets, so that its unread part is one span
 at any moment.
 """
@@ -27,7 +28,7 @@ at any moment.
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,8 +59,12 @@ Spans = Mapping[TopicPartitionKey, tuple[int, int]]
 """Offsets by partition: from the first up to, but not including, the second."""
 
 FIRST_WINDOW_COUNT: Final = 16
-WINDOW_BYTES: Final = 4 * 1024 * 1024
+WINDOW_BYTES: Final = 20 * 1024 * 1024
+"""What the records of a window may take in memory."""
+
 _GROWTH: Final = 16
+_RECORD_BYTES: Final = 2_048  # of the objects of a record without headers, and of the client's copy; measured
+_HEADER_BYTES: Final = 384
 
 
 def offset_count(spans: Spans) -> int:
@@ -67,15 +72,25 @@ def offset_count(spans: Spans) -> int:
     return sum(max(0, end - start) for start, end in spans.values())
 
 
-def next_window(rest: Spans, last_count: int, read_count: int, read_bytes: int, bytes_left: int | None) -> Spans:
+def next_window(
+    rest: Spans,
+    last_count: int,
+    read_count: int,
+    read_bytes: int,
+    bytes_left: int | None,
+    *,
+    memory_bytes: int = 0,
+) -> Spans:
     """Return the newest offsets of each partition to read next; the same number from each.
 
-    `last_count` is the number of offsets of the last window, 0 for the first; `bytes_left` None: any number.
+    `last_count` is the number of offsets of the last window, 0 for the first; `bytes_left` None: any number;
+    `memory_bytes` is what the records that were read took in memory.
     """
-    most_bytes = WINDOW_BYTES if bytes_left is None else min(WINDOW_BYTES, max(0, bytes_left))
     wanted = last_count * _GROWTH if last_count else FIRST_WINDOW_COUNT
-    if read_bytes:
-        wanted = min(wanted, most_bytes * read_count // read_bytes)
+    if memory_bytes:
+        wanted = min(wanted, WINDOW_BYTES * read_count // memory_bytes)
+    if read_bytes and bytes_left is not None:
+        wanted = min(wanted, max(0, bytes_left) * read_count // read_bytes)
     each = max(1, wanted // max(1, len(rest)))
     return {key: (max(start, end - each), end) for key, (start, end) in rest.items() if start < end}
 
@@ -151,6 +166,7 @@ class BoundedReading:
         self._monotonic_ns = monotonic_ns
         self._began_ns = monotonic_ns()
         self._total = offset_count(self.rest)
+        self._memory_bytes = 0  # of all records that were read
 
     @property
     def cursor(self) -> str | None:
@@ -175,11 +191,14 @@ class BoundedReading:
         while self.rest and not self._is_full(Ending.BYTES, self.size_bytes, limits.size_bytes):
             left = None if limits.size_bytes is None else limits.size_bytes - self.size_bytes
             done = self._total - offset_count(self.rest)
-            window = next_window(self.rest, last_count, done, self.size_bytes, left)
+            window = next_window(self.rest, last_count, done, self.size_bytes, left, memory_bytes=self._memory_bytes)
             records = self._read(window)
             if self.ending is not None:
                 return
             last_count, after = offset_count(window), without(self.rest, window)
+            if records is None:
+                last_count = max(1, last_count // (4 * _GROWTH))
+                continue
             for record in newest_first(records):
                 if self._matching(record):
                     key = TopicPartitionKey(record.topic(), record.partition())
@@ -191,17 +210,23 @@ class BoundedReading:
             self.rest = after
         self.ending = self.ending or Ending.END
 
-    def _read(self, window: Spans) -> list[Any]:
-        """Return the records of a window; if the time is over before its end, `ending` says so."""
+    def _read(self, window: Spans) -> list[Any] | None:
+        """Return the records of a window; None: they take too much memory. `ending` says if the time is over."""
         records: list[Any] = []
         if self._is_time_over():
             return records
+        most_bytes = self._memory_bytes + 2 * WINDOW_BYTES
         with closing(self._reader.read_spans(window, with_silence=True)) as reading:
             for record in reading:
                 if record is not None:
+                    headers = _headers(record)
+                    size_bytes = record_bytes(record, headers)
                     self.read_count += 1
-                    self.size_bytes += record_bytes(record)
+                    self.size_bytes += size_bytes
+                    self._memory_bytes += 2 * size_bytes + _RECORD_BYTES + _HEADER_BYTES * len(headers)
                     records.append(record)
+                    if self._memory_bytes > most_bytes and offset_count(window) > len(window):
+                        return None
                 if (record is None or self.read_count % _CHECK_EVERY == 0) and self._is_time_over():
                     break
         return records
@@ -220,12 +245,16 @@ class BoundedReading:
         return is_full
 
 
-def record_bytes(record: Any) -> int:
-    """Return the bytes of a record's key, value and headers; headers that cannot be read do not count."""
+def _headers(record: Any) -> Sequence[tuple[str, bytes | None]]:
+    """Return a record's headers; none if they cannot be read."""
     try:
-        headers = read_headers(record) or ()
+        return read_headers(record) or ()
     except MalformedRecordError:
-        headers = ()
+        return ()
+
+
+def record_bytes(record: Any, headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return the bytes of a record's key, value and headers."""
     key = record.key()
     return (
         len(record)

@@ -254,6 +254,14 @@ _PAGES: Final[dict[str, Page]] = {
 }
 """Path to the handler of a page. A handler only reads."""
 
+_QUICK: Final = frozenset({"/", "/tiles", "/groups", "/workers", "/plans/{plan}/file"})
+"""The pages that read no topic: they never wait for those that do."""
+
+_AT_ONCE: Final = 2
+"""Pages that read topics at a time: each needs memory, and they share one interpreter with the overview."""
+
+_TURN_S: Final = 5.0
+
 _WRITES: Final[dict[str, Write]] = {
     "/dead/{topic}/plans": plans.make,
     "/plans/{plan}/apply": plans.apply,
@@ -276,11 +284,12 @@ def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token
     console = Console(settings, clients)
     users = _users(settings, token or new_token(), console.now_ms)
     routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))]
-    routes += [Route(path, page) for path, page in _PAGES.items()]
+    turns, planning = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore()
+    routes += [Route(path, page if path in _QUICK else _in_turn(page, turns)) for path, page in _PAGES.items()]
     if isinstance(users, Sessions):
         routes += _login_routes(users)
     if settings.operate:
-        routes += [Route(path, _operators_only(write), methods=["POST"]) for path, write in _WRITES.items()]
+        routes += [Route(path, _operators_only(write, planning), methods=["POST"]) for path, write in _WRITES.items()]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, settings=settings, users=users)],
@@ -313,11 +322,40 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await run_in_threadpool(console.close)
 
 
-def _operators_only(write: Write) -> Callable[[Request], Awaitable[Response]]:
+def _in_turn(page: Page, turns: asyncio.Semaphore) -> Callable[[Request], Awaitable[Response]]:
+    """Let a page that reads topics wait for its turn outside the threads, which the other pages need."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await turns.acquire()
+        except TimeoutError:
+            return _busy(request)
+        try:
+            return await run_in_threadpool(page, request)
+        finally:
+            turns.release()
+
+    return handle
+
+
+def _busy(request: Request) -> Response:
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    text = f"The console reads topics for {_AT_ONCE} pages at a time, and others wait. This page loads itself again."
+    page = Console.of(request).page(request, "error.html", status=status, title="Waiting for other pages", text=text)
+    page.headers.update({"retry-after": "3", "refresh": "3"})
+    return page
+
+
+def _operators_only(write: Write, planning: asyncio.Semaphore) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         if request.state.person.role != "operator":
             raise HTTPException(HTTPStatus.FORBIDDEN, "Only operators may do this.")
-        return await run_in_threadpool(write, request, await read_form(request))
+        form = await read_form(request)
+        if write is not plans.make:
+            return await run_in_threadpool(write, request, form)
+        async with planning:  # it reads a whole topic and keeps a plan of it: one at a time
+            return await run_in_threadpool(write, request, form)
 
     return handle
 

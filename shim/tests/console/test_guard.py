@@ -3,6 +3,8 @@
 import gzip
 import re
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
+from rocketshim.console import records
 from rocketshim.console.people import user_line
 from rocketshim.console.server_app import CONTENT_SECURITY_POLICY, make_app
 from rocketshim.errors import ConfigError
@@ -274,6 +277,35 @@ def test_pages_work_below_a_path_whether_the_proxy_removes_it_or_not(stage: Stag
         answer = client.get(path)
         assert answer.status_code == 200
         assert 'href="/shim/dead"' in answer.text
+
+
+def test_pages_that_read_topics_take_turns_and_the_overview_does_not_wait_for_them(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.add_dead(3)
+    monkeypatch.setattr("rocketshim.console.server_app._TURN_S", 0.01)
+    reading, go_on, read = threading.Semaphore(0), threading.Event(), records.read_newest
+
+    def slow(*args: Any, **options: Any) -> Any:
+        reading.release()
+        assert go_on.wait(60)
+        return read(*args, **options)
+
+    monkeypatch.setattr(records, "read_newest", slow)
+    with stage.browser() as browser, ThreadPoolExecutor(60) as tabs:
+        page = f"/dead/{DEAD}"
+        first = [tabs.submit(browser.get, page) for _ in range(2)]
+        assert all(reading.acquire(timeout=60) for _ in first)
+        others = [tabs.submit(browser.get, page) for _ in range(43)]
+        answers = [each.result() for each in others]
+        assert {answer.status_code for answer in answers} == {503}
+        assert "reads topics for 2 pages at a time, and others wait" in answers[0].text
+        assert (answers[0].headers["refresh"], answers[0].headers["retry-after"]) == ("3", "3")
+        for quick in ("/", "/tiles", "/groups", "/static/console.css", "/login"):
+            assert browser.get(quick).status_code == 200
+        go_on.set()
+        assert {each.result().status_code for each in first} == {200}
+        assert browser.get(page).status_code == 200
 
 
 def test_no_get_ever_produces(stage: Stage) -> None:

@@ -25,8 +25,8 @@ def test_the_first_window_is_small_and_the_second_sixteen_times_as_large() -> No
 
 def test_a_window_is_expected_to_fit_into_memory_and_into_the_bytes_that_are_left() -> None:
     megabyte = 1_000_000
-    large = next_window({A: (0, 10_000)}, 16, 16, 16 * megabyte, None)
-    assert offset_count(large) == WINDOW_BYTES // megabyte
+    large = next_window({A: (0, 10_000)}, 16, 16, 16 * megabyte, None, memory_bytes=32 * megabyte)
+    assert offset_count(large) == WINDOW_BYTES // (2 * megabyte)
     little_left = next_window({A: (0, 10_000)}, 16, 16, 16 * megabyte, 2 * megabyte)
     assert offset_count(little_left) == 2
 
@@ -46,7 +46,8 @@ def test_each_partition_gives_the_same_number_of_offsets_and_at_least_one() -> N
 def test_windows_cover_every_offset_once(rest: Spans, record_bytes: int) -> None:
     total, seen, last = offset_count(rest), [], 0
     while rest:
-        window = next_window(rest, last, len(seen), len(seen) * record_bytes, None)
+        memory_bytes = len(seen) * (record_bytes + 6_000)
+        window = next_window(rest, last, len(seen), len(seen) * record_bytes, None, memory_bytes=memory_bytes)
         last = offset_count(window)
         seen += [(key, offset) for key, (start, end) in window.items() for offset in range(start, end)]
         rest = without(rest, window)

@@ -79,6 +79,31 @@ def test_the_limit_of_bytes_is_exceeded_by_one_window_at_most() -> None:
         assert 5_000_000 <= reading.size_bytes <= 5_000_000 + 300_000
 
 
+@pytest.mark.parametrize("headers", [[("h", b"x" * 30_000)], [("h", b"")] * 150])
+def test_a_window_never_takes_much_more_memory_than_it_may_whatever_its_records_are(
+    headers: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.console.reading.WINDOW_BYTES", 1_000_000)
+    world, most = World(partitions=1), 0
+    for number in range(400):  # the newest are small, so that a large window is expected to fit
+        world.clock.advance(1)
+        world.kafka.append(TOPIC, b"%d" % number, headers=headers if number < 300 else [])
+    held = 0
+
+    class Counting(TopicReader):
+        def read_spans(self, *args: Any, **options: Any) -> Any:
+            nonlocal held, most
+            held = 0
+            for record in super().read_spans(*args, **options):
+                held += 1 if record is not None and record.headers() else 0
+                most = max(most, held)
+                yield record
+
+    with Counting("memory:1", clients=world.kafka.clients()) as reader:
+        assert numbers(BoundedReading(reader, reader.spans([TOPIC]))) == list(range(399, -1, -1))
+    assert most <= 40  # of 50 to 60 KiB each
+
+
 def test_keys_and_headers_count_as_bytes() -> None:
     world = World()
     world.kafka.append(TOPIC, b"12345", key=b"123", headers=[("h", b"1"), ("none", None)])
