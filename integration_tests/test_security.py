@@ -46,6 +46,8 @@ from rocketshim.admin import redrive
 from rocketshim.cli import main
 from rocketshim.errors import NotAuthorizedError, RocketshimError
 from rocketshim.kafka.acls import denied_topics
+from rocketshim.kafka.clients import close_producer
+from rocketshim.kafka.reports import DeliveryReports, store
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.snapshot import snapshot_of
@@ -636,6 +638,15 @@ def test_what_a_stranger_may_not_measure_is_said_and_nothing_is_left(
     unmeasured = [(each["subject"], each["severity"]) for each in found if each["check"] == "not-measured"]
     assert unmeasured == [("topics", "note")]
     assert not [name for name in AdminClient(secured.plain("admin")).list_topics().topics if ".probe." in name]
+
+
+def test_a_fatal_error_while_a_record_is_stored_is_an_error_of_the_call(secured: Secured) -> None:
+    """Before, the callback was called with the exception pending: SystemError, or an exception that is no exception."""
+    producer = PlainProducer(secured.plain("viewer", enable_idempotence=True))  # it may write nothing
+    with pytest.raises(KafkaException) as refused:
+        store(producer, DeliveryReports(), DEADLINE_S, TOPIC, b"x")
+    assert refused.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+    close_producer(producer, DEADLINE_S)
 
 
 # --- what is denied ----------------------------------------------------------------------------------------------

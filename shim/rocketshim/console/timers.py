@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -26,6 +26,7 @@ from rocketshim.core.timer_history import PendingTimer, TimerFate, timer_histori
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import close_producer, confluent_clients
+from rocketshim.kafka.reports import DeliveryReports, store
 from rocketshim.kafka.timer_log import pending_timers
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
@@ -180,23 +181,14 @@ def _store(console: Console, out: OutgoingRecord) -> int:
     clients, settings = console.clients or confluent_clients(), console.settings
     required = {"bootstrap.servers": settings.bootstrap, "enable.idempotence": True}
     producer = clients.producer(merge(settings.client, defaults={}, required=required))
-    results: list[tuple[KafkaError | None, Any]] = []
     try:
-        producer.produce(
-            out.topic,
-            out.value,
-            out.key,
-            out.partition or 0,
-            headers=out.headers,
-            on_delivery=lambda error, record: results.append((error, record)),
+        record = store(
+            producer, DeliveryReports(), _SEND_S, out.topic, out.value, out.key, out.partition or 0, headers=out.headers
         )
-        producer.flush(_SEND_S)
     except (KafkaException, BufferError) as error:
-        raise SendError(f"the command was not stored: {error}") from error
+        raise SendError(f"the command for the timer was not stored, or not surely: {error}") from error
     finally:
         close_producer(producer, 1.0)
-    problem, record = results[0] if results else (None, None)
-    if record is None or problem is not None:
-        why = "no report arrived in time; it may or may not be stored" if problem is None else problem.str()
-        raise SendError(f"the command for the timer: {why}")
+    if record is None:
+        raise SendError("the command for the timer: no report arrived in time; it may or may not be stored")
     return int(record.offset())

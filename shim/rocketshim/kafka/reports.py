@@ -102,7 +102,10 @@ def store(producer: ProducerClient, checked: DeliveryReports, timeout_s: float, 
         reports.append((checked.error(error, message), message))
 
     producer.produce(*record, on_delivery=reported, **options)
-    producer.flush(timeout_s)
+    until_s = time.monotonic() + timeout_s
+    # A `flush` of more than 0.2 s calls callbacks with the exception of a fatal error pending, which breaks them.
+    while not reports and (left_s := until_s - time.monotonic()) > 0:
+        producer.poll(left_s)
     if not reports:
         return None
     error, message = reports[0]
