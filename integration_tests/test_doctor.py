@@ -227,7 +227,7 @@ ELSEWHERE = {
     "marks-lost": "test_records_whose_marks_are_gone_are_found_until_the_ways_out_are_taken",
     "append-time-not-kept": "test_probe.py::test_a_broker_that_does_not_keep_append_times_is_found_by_a_record",
     "cluster-lacks": "test_checks.py::test_one_fault_is_one_finding",
-    "not-measured": "test_security.py::test_what_a_stranger_may_not_measure_is_said_and_nothing_is_left",
+    "not-measured": "test_security.py::test_the_probe_names_the_right_that_it_lacks_and_leaves_nothing",
     **dict.fromkeys(
         ("copies", "min-in-sync", "no-leader", "in-sync", "offsets-retention", "auto-create", "transaction-timeout"),
         "test_copies_and_brokers_that_are_away_are_found",

@@ -89,7 +89,7 @@ class Secured:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.bootstrap = cluster.bootstrap
-        self._config = {user: cluster.client_config(user) for user in ("admin", "stranger", *ROLES)}
+        self._config = {user: cluster.client_config(user) for user in ("admin", "stranger", "prober", *ROLES)}
 
     def client(self, user: str) -> Settings:
         return {name: value for name, value in self._config[user].items() if name != "bootstrap.servers"}
@@ -107,7 +107,7 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Secured]:
     """A TLS cluster with an authorizer; topics made by the admin, each role with the rights that `acls` prints."""
-    users = {user: f"{user}-s3cret" for user in ("admin", "stranger", *ROLES)}
+    users = {user: f"{user}-s3cret" for user in ("admin", "stranger", "prober", *ROLES)}
     pem = certificate(tmp_path_factory.mktemp("tls"))
     with LocalCluster(users=users, tls_pem=pem, properties={"connections.max.reauth.ms": "0"}) as cluster:
         secured = Secured(cluster)
@@ -630,14 +630,89 @@ def test_the_doctor_names_the_rights_that_a_stranger_lacks(
     assert {each["check"] for each in found} >= {"rights", "not-looked-at", "topic-missing"}
 
 
-def test_what_a_stranger_may_not_measure_is_said_and_nothing_is_left(
-    secured: Secured, capsys: pytest.CaptureFixture[str]
+PROBE_RIGHTS = {
+    "CREATE on topics": ("TOPIC", "CREATE"),
+    "DELETE on topics": ("TOPIC", "DELETE"),
+    "DESCRIBE_CONFIGS on topics": ("TOPIC", "DESCRIBE_CONFIGS"),
+    "READ on topics": ("TOPIC", "READ"),
+    "WRITE on topics": ("TOPIC", "WRITE"),
+    "DELETE on groups": ("GROUP", "DELETE"),
+    "READ on groups": ("GROUP", "READ"),
+    "WRITE on transactional ids": ("TRANSACTIONAL_ID", "WRITE"),
+}
+NOTHING_MADE = "; nothing was created"
+NOT_MEASURED = {
+    "": {"rights": f"CREATE on topics, DELETE on topics, DELETE on groups{NOTHING_MADE}"},
+    "CREATE on topics": {"rights": f"CREATE on topics{NOTHING_MADE}"},
+    "DELETE on topics": {"rights": "DELETE on topics"},
+    "DESCRIBE_CONFIGS on topics": {"settings of topics": "DESCRIBE_CONFIGS on topics"},
+    "READ on topics": {"rights": "READ on topics"},
+    "WRITE on topics": {"rights": "WRITE on topics"},
+    "DELETE on groups": {"rights": f"DELETE on groups{NOTHING_MADE}"},
+    "READ on groups": {
+        "transactions with positions": "READ on groups",
+        "group.protocol=classic": "READ on groups",
+    },
+    "WRITE on transactional ids": {"transactions with positions": "WRITE on transactional ids"},
+}
+"""The right that a principal lacks, `""`: all of them; and what is not measured then, with the reason."""
+
+
+@pytest.fixture(scope="module")
+def probers(secured: Secured) -> dict[str, str]:
+    """Right to the namespace in which the user `prober` lacks only that one for its probe."""
+    namespaces = {lacking: f"prober{number}" for number, lacking in enumerate(NOT_MEASURED)}
+
+    def allow(kind: str, name: str, operation: str) -> AclBinding:
+        pattern = ResourcePatternType.PREFIXED
+        allowed = getattr(AclOperation, operation), AclPermissionType.ALLOW
+        return AclBinding(getattr(ResourceType, kind), name, pattern, "User:prober", "*", *allowed)
+
+    bindings = [
+        allow(kind, f"{namespace}.rmq.probe.", operation)
+        for lacking, namespace in namespaces.items()
+        for right, (kind, operation) in PROBE_RIGHTS.items()
+        if lacking and right != lacking
+    ]
+    bindings += [allow("GROUP", "prober", "DESCRIBE"), allow("TOPIC", TOPIC, "DESCRIBE")]
+    admin = AdminClient(secured.plain("admin"))
+    for binding in bindings:  # one after the other: the last one is there last
+        admin.create_acls([binding])[binding].result(DEADLINE_S)
+    await_rights(secured, "prober")
+    return namespaces
+
+
+@pytest.mark.parametrize("lacking", NOT_MEASURED)
+def test_the_probe_names_the_right_that_it_lacks_and_leaves_nothing(
+    secured: Secured, probers: dict[str, str], lacking: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", *secured.options("producer"), "--topic", TOPIC, "--probe", "--json"]) == 2
+    """Before, a lack of READ was an error of the brokers ("append times"), and who may only create left a topic."""
+    namespace = probers[lacking]
+    words = ["doctor", *secured.options("prober"), "--namespace", namespace, "--probe", "--json"]
+    assert main(words) == 2  # its topics do not exist
     found = json.loads(capsys.readouterr().out)
-    unmeasured = [(each["subject"], each["severity"]) for each in found if each["check"] == "not-measured"]
-    assert unmeasured == [("topics", "note")]
-    assert not [name for name in AdminClient(secured.plain("admin")).list_topics().topics if ".probe." in name]
+    expected = {
+        subject: ("not-measured", "note", f"the principal lacks {what}")
+        for subject, what in NOT_MEASURED[lacking].items()
+    }
+    checks = {"not-measured", "cluster-lacks", "append-time-not-kept"}
+    admin = AdminClient(secured.plain("admin"))
+    left = [name for name in admin.list_topics().topics if name.startswith(f"{namespace}.rmq.probe.")]
+    if lacking == "DELETE on topics":  # known only once there is a topic
+        [name] = left
+        seen = f"{name} (Broker: Topic authorization failed) could not be deleted"
+        expected["deletion"] = ("cluster-lacks", "warning", seen)
+        fixes = {each["subject"]: each["fix"] for each in found}
+        assert fixes["deletion"].startswith(f"kafka-topics.sh --delete --topic {name}")
+        admin.delete_topics(left)[name].result(DEADLINE_S)
+    else:
+        assert left == []
+    told = {each["subject"]: (each["check"], each["severity"], each["what"]) for each in found}
+    assert {subject: what for subject, what in told.items() if what[0] in checks} == expected
+    way_out = [each["fix"] for each in found if each["check"] == "not-measured"]
+    assert all(f"all names that begin with {namespace}.rmq.probe." in fix for fix in way_out)
+    groups = admin.list_consumer_groups().result(DEADLINE_S).valid
+    assert not [each.group_id for each in groups if ".probe." in each.group_id]
 
 
 def test_a_fatal_error_while_a_record_is_stored_is_an_error_of_the_call(secured: Secured) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from rocketshim.admin.acls import Resource, Role, grants
 from rocketshim.admin.doctor.facts import Facts
-from rocketshim.admin.doctor.probe import APPEND_TIME
+from rocketshim.admin.doctor.probe import APPEND_TIME, prefix
 from rocketshim.kafka.client_config import (
     KAFKA_SESSION_MS,
     PROTECTED_CONSUMER,
@@ -210,10 +210,13 @@ def capabilities(facts: Facts) -> Iterator[Finding]:
         if each.works or each.severity is Severity.NOTE:  # no feature needs it, unless it is asked for
             continue
         is_unknown = each.works is None
-        check, fix = "cluster-lacks", "use another cluster for this"
+        check, fix = "cluster-lacks", each.fix
         if is_unknown:
-            check = "not-measured"
-            fix = "run the doctor as a principal that may create topics, and write and read them"
+            check, named = "not-measured", prefix(facts.layout.names)
+            fix = (
+                f"run the doctor as a principal that has, on all names that begin with {named}, CREATE, DELETE, "
+                "DESCRIBE_CONFIGS, READ and WRITE (topics), DELETE and READ (groups) and WRITE (transactional ids)"
+            )
         elif each.name == APPEND_TIME:
             check = "append-time-not-kept"
         severity = Severity.NOTE if is_unknown else each.severity

@@ -378,6 +378,9 @@ class _ClusterReader:
         """Return how far each leader's clock is ahead of this machine's, in ms; from now on `now_ms` is theirs."""
         if schedule is None:
             return {}
+        if schedule.operations is not None and "WRITE" not in schedule.operations:
+            self.unread.append(f"clocks: the principal lacks WRITE on {self._names.schedule}")
+            return {}
         leaders = {each.leader: number for number, each in enumerate(schedule.partitions) if each.leader is not None}
 
         def request() -> dict[int, int]:

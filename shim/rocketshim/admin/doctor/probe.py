@@ -2,7 +2,9 @@
 
 What a cluster says it does and what it does are two things: services refuse or ignore settings, and some brokers accept
 `message.timestamp.type=LogAppendTime` and store the sender's time. Each measurement stands alone: one that is refused
-or gets no answer is reported with its reason, and the others go on.
+or gets no answer is reported with its reason, and the others go on. Before anything is made, requests to create and
+delete what does not exist tell whether this principal may: a topic that it cannot delete would stay. Of one that may
+see such a topic, Kafka tells only when the topic exists: then it stays empty, and is named.
 """
 
 import secrets
@@ -12,7 +14,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_LOG_APPEND_TIME,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -21,11 +30,13 @@ from rocketshim.kafka.clients import Clients, ConsumerClient, ProducerClient, cl
 from rocketshim.kafka.positions import answer_of
 from rocketshim.kafka.reports import DeliveryReports, store
 from rocketshim.observe.finding import Severity
+from rocketshim.observe.groups import operations_of
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING
 from rocketshim_topics.layout import SPEED_ONLY, Layout
+from rocketshim_topics.names import TopicNames
 from rocketshim_topics.provision import read_topics
 
-__all__ = ["APPEND_TIME", "Capability", "append_times", "measure"]
+__all__ = ["APPEND_TIME", "Capability", "append_times", "measure", "prefix"]
 
 APPEND_TIME: Final = "append times"
 
@@ -33,6 +44,11 @@ _HOUR_MS: Final = 3_600_000
 _MIB: Final = 1_048_576
 _LOOK_AGAIN_S: Final = 0.1
 _JOIN_S: Final = 60.0  # a link on which a request takes 3 s needs twenty
+_ON_TOPIC: Final = ("READ", "WRITE", "DELETE")
+_RIGHTS: Final = {
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "READ on groups",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE on transactional ids",
+}
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -46,14 +62,17 @@ class Capability:
     seen: str  # how it works, or why it does not
     needed_by: str
     severity: Severity = Severity.ERROR  # if it does not work: a warning or a note if only some features need it
+    fix: str = "use another cluster for this"  # if it does not work
 
 
 def measure(
     clients: Clients, admin: AdminClient, settings: Settings, layout: Layout, *, timeout_s: float
 ) -> list[Capability]:
     """Measure, and delete what was made for it; it takes some seconds. `settings` makes those of a client."""
-    name = f"{layout.names.parked.removesuffix('parked')}probe.{secrets.token_hex(4)}"
+    name = f"{prefix(layout.names)}{secrets.token_hex(4)}"
     wanted = {setting: value for spec in _specs(layout) for setting, value in spec.items()}
+    if lacking := _lacking(admin, name, timeout_s):
+        return [_denied(lacking, "; nothing was created")]
     found: list[Capability] = []
     try:
         refused = _refused(admin, name, wanted, timeout_s)
@@ -63,16 +82,50 @@ def measure(
             answer_of(created, timeout_s)
         except KafkaException as error:
             return [_failed("topics", error, "everything")]
-        ignored = _ignored(admin, name, kept, timeout_s)
-        found.append(_settings_seen(refused, ignored))
-        found += _measured(clients, settings, name, timeout_s)
+        found.append(_settings_seen(refused, _ignored(admin, name, kept, timeout_s)))
+        lacking = _lacking_on_topic(admin, name, timeout_s)
+        found += [_denied(lacking)] if lacking else _measured(clients, settings, name, timeout_s)
     finally:
-        left = _deleted(admin, name, timeout_s)
-    if left:
-        found.append(
-            Capability("deletion", None, f"{left} could not be deleted: delete it", "nothing", Severity.WARNING)
-        )
+        if left := _deleted(admin, name, timeout_s):
+            seen, fix = f"{left} could not be deleted", f"kafka-topics.sh --delete --topic {name}, with the right to"
+            found.append(Capability("deletion", False, seen, "a clean cluster", Severity.WARNING, fix))  # noqa: FBT003 - works
     return found
+
+
+def prefix(names: TopicNames) -> str:
+    """Return how the names of the topic, groups and transactional id of every probe begin."""
+    return f"{names.parked.removesuffix('parked')}probe."
+
+
+def _denied(rights: list[str], also: str = "") -> Capability:
+    return Capability("rights", None, f"the principal lacks {', '.join(rights)}{also}", "the other measurements")
+
+
+def _lacking(admin: AdminClient, name: str, timeout_s: float) -> list[str]:
+    """Return the rights without which nothing could be made, or would stay. Creates and deletes nothing."""
+    answers = {
+        "CREATE on topics": admin.create_topics([NewTopic(name, 1, -1)], request_timeout=timeout_s, validate_only=True),
+        "DELETE on topics": admin.delete_topics([name], request_timeout=timeout_s),
+        "DELETE on groups": admin.delete_consumer_groups([f"{name}.reader"], request_timeout=timeout_s),
+    }
+    lacking = []
+    for right, asked in answers.items():
+        [future] = asked.values()
+        try:
+            answer_of(future, timeout_s)
+        except KafkaException as error:
+            lacking += [right] if error.args[0].code() in DENIED else []
+    return lacking
+
+
+def _lacking_on_topic(admin: AdminClient, name: str, timeout_s: float) -> list[str]:
+    """Return the rights that the principal lacks on the new topic; `[]` also if the brokers do not tell."""
+    topics = TopicCollection([name])
+    [asked] = admin.describe_topics(topics, include_authorized_operations=True, request_timeout=timeout_s).values()
+    with suppress(KafkaException):
+        allowed = operations_of(answer_of(asked, timeout_s))
+        return [] if allowed is None else [f"{each} on topics" for each in _ON_TOPIC if each not in allowed]
+    return []
 
 
 def _specs(layout: Layout) -> Iterator[Mapping[str, str]]:
@@ -99,21 +152,25 @@ def _refused(admin: AdminClient, name: str, wanted: Mapping[str, str], timeout_s
     return found
 
 
-def _ignored(admin: AdminClient, name: str, kept: Mapping[str, str], timeout_s: float) -> list[str]:
+def _ignored(admin: AdminClient, name: str, kept: Mapping[str, str], timeout_s: float) -> list[str] | None:
+    """Return the settings that the new topic has not; None: the principal may not see them."""
     state, until = None, time.monotonic() + timeout_s
     with suppress(KafkaException):
         # A broker may not know yet what its controller has created (test_a_topic_that_is_not_known_yet_is_awaited).
         while (state := read_topics(admin, [name], timeout_s=timeout_s).get(name)) is None and time.monotonic() < until:
             time.sleep(_LOOK_AGAIN_S)
     config = None if state is None else state.config
-    return [] if config is None else [setting for setting, value in kept.items() if config.get(setting) != value]
+    return None if config is None else [setting for setting, value in kept.items() if config.get(setting) != value]
 
 
-def _settings_seen(refused: Mapping[str, str], ignored: list[str]) -> Capability:
+def _settings_seen(refused: Mapping[str, str], ignored: list[str] | None) -> Capability:
+    what, needed_by = "settings of topics", "delays, retries"
+    if ignored is None:
+        return Capability(what, None, "the principal lacks DESCRIBE_CONFIGS on topics", needed_by)
     seen = [f"{setting} is refused ({why})" for setting, why in refused.items()]
     seen += [f"{setting} is ignored" for setting in ignored]
     matters = {*refused, *ignored} - SPEED_ONLY
-    return Capability("settings of topics", not matters, "; ".join(seen) or "all are accepted", "delays, retries")
+    return Capability(what, not matters, "; ".join(seen) or "all are accepted", needed_by)
 
 
 def _measured(clients: Clients, settings: Settings, name: str, timeout_s: float) -> Iterator[Capability]:
@@ -131,9 +188,9 @@ def _measured(clients: Clients, settings: Settings, name: str, timeout_s: float)
             yield _failed("idempotent producers", error, "everything that is sent")
         yield _transaction(clients, settings, reader, name, timeout_s)
     began_s = time.monotonic()
-    yield _join(clients, settings, name, "classic", _JOIN_S)
-    # a broker without the newer protocol says nothing
-    yield _join(clients, settings, name, "consumer", max(10.0, 3 * (time.monotonic() - began_s)))
+    yield (classic := _join(clients, settings, name, "classic", _JOIN_S))
+    if classic.works is not None:  # a broker without the newer protocol says nothing
+        yield _join(clients, settings, name, "consumer", max(10.0, 3 * (time.monotonic() - began_s)))
 
 
 def _store(producer: ProducerClient, name: str, value: bytes, timeout_s: float, timestamp_ms: int = 0) -> Any:
@@ -213,6 +270,8 @@ def _join(clients: Clients, settings: Settings, name: str, protocol: str, longes
             message = consumer.poll(0.1)
             if message is not None and message.error() is not None:
                 why = message.error().str()
+                if message.error().code() in DENIED:
+                    return _failed(what, KafkaException(message.error()), needed_by, severity)
         works = bool(consumer.assignment())
     except KafkaException as error:
         return _failed(what, error, needed_by, severity)
@@ -225,7 +284,8 @@ def _failed(name: str, error: KafkaException, needed_by: str, severity: Severity
     """Return what an error says of a capability: nothing, if this principal has not the right, or nobody answered."""
     code = error.args[0].code()
     works = None if code in DENIED or code in AWAY else False
-    return Capability(name, works, error.args[0].str(), needed_by, severity)
+    seen = f"the principal lacks {_RIGHTS[code]}" if code in _RIGHTS else error.args[0].str()
+    return Capability(name, works, seen, needed_by, severity)
 
 
 def _deleted(admin: AdminClient, name: str, timeout_s: float) -> str:
