@@ -153,6 +153,8 @@ def _try_spark(version: str, *, short: bool) -> int:
 
 
 def _made(make: Callable[[str, Path, Sequence[str]], Path], interpreter: str, name: str, *, short: bool) -> Path:
+    if shutil.which(interpreter) is None:
+        raise typer.BadParameter(f"{interpreter!r} is not here: name a Python of this machine, or its path")
     try:
         return make(interpreter, _FOLDER / name, environments.PURE if short else environments.ALL)
     except environments.AwayError as error:

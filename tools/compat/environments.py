@@ -100,9 +100,11 @@ def with_spark(version: str, folder: Path) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "whole").exists():  # else the last attempt ended half-way
         subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
-        _install(
-            Path(sys.executable), "-m", "pip", "--quiet", "--python", str(python), "install", f"pyspark=={version}"
-        )
+        words = ["-m", "pip", "--quiet", "--python", str(python), "install", f"pyspark=={version}"]
+        try:
+            _install(Path(sys.executable), *words)
+        except subprocess.CalledProcessError as error:
+            raise AwayError(f"pip cannot install pyspark=={version}, see above") from error
         (packages,) = folder.glob("lib/python*/site-packages")
         ours = [each for each in sys.path if each and not Path(each).is_relative_to(sys.base_prefix)]
         (packages / "ours.pth").write_text("\n".join(ours), encoding="utf-8")
