@@ -1,7 +1,7 @@
 """The folder of one local cluster, and the lock on it.
 
-The folder contains `cluster.json` (cluster id, number of nodes), `in-use` (an empty file that is locked while the
-cluster runs) and for each node `node-<i>/data`, `node-<i>/log` and `node-<i>/server.properties`.
+The folder contains `cluster.json` (cluster id, number of nodes, version of Kafka), `in-use` (an empty file that is
+locked while the cluster runs) and for each node `node-<i>/data`, `node-<i>/log` and `node-<i>/server.properties`.
 
 A folder that the caller names is kept. Otherwise the folder is `<cache>/clusters/<time of start>-<id>`: when the
 cluster stops, its data are removed and its logs are kept. Each new start removes the data that crashed processes left,
@@ -21,10 +21,12 @@ from typing import IO
 from rocketshim import file_lock
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.cache import cache_dir, exclusive
+from rocketshim_local.jars import KAFKA_VERSION
 
 __all__ = ["ClusterHome", "random_id"]
 
 KEPT_LOGS = 8
+_NOT_NOTED = "4.3.1"  # what wrote the folders that name no version
 
 
 def random_id() -> str:
@@ -82,9 +84,12 @@ class ClusterHome:
         about = self.path / "cluster.json"
         try:
             if not about.exists():
-                about.write_text(json.dumps({"cluster_id": fresh_id, "brokers": brokers}), encoding="utf-8")
+                first = {"cluster_id": fresh_id, "brokers": brokers, "kafka": KAFKA_VERSION}
+                about.write_text(json.dumps(first), encoding="utf-8")
             known = json.loads(about.read_text(encoding="utf-8"))
             known_brokers, known_id = int(known["brokers"]), str(known["cluster_id"])
+            kafka = str(known.get("kafka", _NOT_NOTED))
+            is_newer = _numbers(kafka) > _numbers(KAFKA_VERSION)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LocalBrokerError(f"{about} does not describe a cluster: name another folder") from error
         if known_brokers != brokers:
@@ -92,7 +97,18 @@ class ClusterHome:
                 f"the folder {self.path} belongs to a cluster of {known_brokers} brokers, not {brokers}: "
                 "start it with that number, or name another folder"
             )
+        if is_newer:
+            raise LocalBrokerError(
+                f"the folder {self.path} has data of Kafka {kafka}, which the local broker, Kafka {KAFKA_VERSION}, "
+                "cannot read: name another folder, or delete this one with its data"
+            )
+        if kafka != KAFKA_VERSION:
+            about.write_text(json.dumps(known | {"kafka": KAFKA_VERSION}), encoding="utf-8")
         return known_id
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def _lock(home: Path) -> IO[str] | None:

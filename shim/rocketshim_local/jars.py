@@ -24,7 +24,7 @@ from rocketshim_local.cache import (
 
 __all__ = ["KAFKA_COORDINATES", "KAFKA_VERSION", "cached_jars", "fetch_jars"]
 
-KAFKA_VERSION = "4.3.1"
+KAFKA_VERSION = "4.2.2"
 """Version of the broker. A new version may need a new `bootstrap.checkpoint`; a test of the local broker tells."""
 
 KAFKA_COORDINATES = (

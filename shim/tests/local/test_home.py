@@ -7,6 +7,7 @@ import pytest
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.home import KEPT_LOGS, ClusterHome, random_id
+from rocketshim_local.jars import KAFKA_VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,26 @@ def test_a_folder_of_another_cluster_size_is_rejected_and_left_unlocked(tmp_path
     with pytest.raises(LocalBrokerError, match="belongs to a cluster of 3 brokers, not 1"):
         ClusterHome(tmp_path / "mine", 1)
     ClusterHome(tmp_path / "mine", 3).leave()
+
+
+@pytest.mark.parametrize(("noted", "shown"), [({"kafka": "99.0.0"}, "99.0.0"), ({}, "4.3.1")])
+def test_data_of_a_newer_kafka_are_left_as_they_are(tmp_path: Path, noted: dict[str, str], shown: str) -> None:
+    """A broker that reads them ends with a trace of Java. Folders without a version were written by Kafka 4.3.1."""
+    about = tmp_path / "mine" / "cluster.json"
+    about.parent.mkdir()
+    about.write_text(json.dumps({"cluster_id": "x", "brokers": 1, **noted}))
+    before = about.read_text()
+    with pytest.raises(LocalBrokerError, match=f"has data of Kafka {shown}, which the local broker"):
+        ClusterHome(tmp_path / "mine", 1)
+    assert about.read_text() == before
+
+
+def test_data_of_an_older_kafka_are_noted_as_those_of_the_one_that_wrote_last(tmp_path: Path) -> None:
+    about = tmp_path / "mine" / "cluster.json"
+    about.parent.mkdir()
+    about.write_text(json.dumps({"cluster_id": "x", "brokers": 1, "kafka": "4.1.2"}))
+    ClusterHome(tmp_path / "mine", 1).leave()
+    assert json.loads(about.read_text()) == {"cluster_id": "x", "brokers": 1, "kafka": KAFKA_VERSION}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"brokers": "many", "cluster_id": "x"}'])
