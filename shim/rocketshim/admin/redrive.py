@@ -77,6 +77,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Layout, TopicNames, wire
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
+from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.names import init_command
 from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.redrive_log import (
@@ -117,7 +118,7 @@ _POLL_S: Final = 0.1
 _WATCH_MS: Final = 200
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 _DROPPED: Final = frozenset(
-    {wire.PARK_REASON, wire.PARK_FROM, wire.TARGET_TRIES, wire.HOP_ID, wire.DELAY_MS, wire.DELIVER_AT_MS, wire.DELAY}
+    {wire.PARK_REASON, wire.TARGET_TRIES, wire.HOP_ID, wire.DELAY_MS, wire.DELIVER_AT_MS, wire.DELAY, wire.REPLAY_ID}
 )
 _TIMERS: Final = frozenset(name for name in wire.RESERVED if name.startswith("TIMER"))
 _REFUSED: Final[Mapping[int, Cause]] = {
@@ -488,6 +489,13 @@ class Redriver:
         finally:
             self._transactions.close()
 
+    def watch(self, for_ms: int) -> None:
+        """Count what is dead again within a time after the last transaction."""
+        until_ms = self._now_ms() + for_ms
+        while (left_ms := until_ms - self._now_ms()) > 0:
+            if not self._watch_source():
+                self._wait(min(left_ms, _WATCH_MS) / 1_000)
+
     def dry_run(self) -> None:
         """Read log and letters, and make every record but send none; count failures as `run` would."""
         self._journal.refuse_if_marks_are_lost(self._reader, self._progress.sent)
@@ -792,10 +800,11 @@ def ensure_log(
     provision.ensure_topics(admin, [Layout(names, DelayLevels.default()).redrive_log()])
 
 
-def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
-    """Return the schedule record that redrives a parked record; it is due immediately, because it has waited already.
+def redriven_parked(record: Record, names: TopicNames, replay_id: str) -> OutgoingRecord:
+    """Return the schedule record that redrives a parked record, due when it was due before.
 
-    It keeps its identity, without the worker's notes, and `HOP_ID` names the parked record. A parked record need not be
+    It keeps its identity, without the worker's notes, and `HOP_ID` names the parked record. `PARK_FROM` and `REPLAY_ID`
+    mark it as sent again: the worker does not count as its own lateness that it was parked. A parked record need not be
     decodable, so each header is read separately. A record without a target is refused: the worker would only park it
     again.
 
@@ -811,20 +820,42 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
     if is_command and record.value() is None:
         raise MessageError(f"{coordinates(record)} is a command for a named timer, and has no message")
     if is_command and any(name == wire.TIMER_ASKS for name, _ in shown):
-        return _half_again(record, names)
+        return _half_again(record, names, replay_id)
     dropped = _DROPPED | _TIMERS if is_command else _DROPPED
     kept_headers: list[Header] = [header for header in shown if header[0] not in dropped]
-    headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept_headers]
+    due_ms = _due_of_parked(dict(shown), record.timestamp()[1], has_waited=not is_command)
+    own: list[Header] = [(wire.DELIVER_AT_MS, b"%d" % due_ms), (wire.HOP_ID, coordinates(record).encode())]
+    headers = [*own, (wire.REPLAY_ID, replay_id.encode()), *kept_headers]
     finest = DelayLevels.MAX_LEVELS + len(DelayLevels.FINE_MS) - 1
     return OutgoingRecord(names.schedule, finest, record.key(), record.value(), headers)
 
 
-def _half_again(record: Record, names: TopicNames) -> OutgoingRecord:
+def _due_of_parked(headers: Mapping[str, bytes | None], parked_ms: int, *, has_waited: bool) -> int:
+    """Return when a parked record was due; without a legible time, when it was parked, as it had waited until then.
+
+    A command is parked as soon as it is read, so its delay counts from there. A time that is too far away to be
+    accepted (`due-too-late`) does not count.
+    """
+    if (headers.get(wire.PARK_REASON) or b"").startswith(b"due-too-late"):
+        return parked_ms
+    given_ms, delay_ms = (_number(headers.get(name)) for name in (wire.DELIVER_AT_MS, wire.DELAY_MS))
+    if given_ms is not None:
+        return min(given_ms, LONG_MAX)
+    return parked_ms if has_waited or delay_ms is None else min(parked_ms + delay_ms, LONG_MAX)
+
+
+def _number(value: bytes | None) -> int | None:
+    text = (value or b"").decode("utf-8", "replace")
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _half_again(record: Record, names: TopicNames, replay_id: str) -> OutgoingRecord:
     """Return the command that sets a parked half message again, due immediately."""
     shown = dict(headers_shown(record))
     target, name = ((shown.get(each) or b"").decode("utf-8", "replace") for each in (wire.REAL_TOPIC, wire.TIMER))
     again = {wire.TIMER_DO: b"SET", wire.DELAY_MS: b"0", wire.HOP_ID: coordinates(record).encode()}
-    dropped = _DROPPED | {wire.TIMER_DO, wire.TIMER_SET_AT, wire.TIMER_ASKED, wire.TIMER_ERA}
+    again[wire.REPLAY_ID] = replay_id.encode()
+    dropped = _DROPPED | {wire.PARK_FROM, wire.TIMER_DO, wire.TIMER_SET_AT, wire.TIMER_ASKED, wire.TIMER_ERA}
     headers = [*again.items(), *(header for header in headers_shown(record) if header[0] not in dropped)]
     return OutgoingRecord(names.timers, timer_partition(target, name), record.key(), record.value(), headers)
 
@@ -836,13 +867,13 @@ def record_maker(plan_id: str, rules: RedriveRules, decoder: Decoder) -> Make:
     def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
         if rules.action == "discard":
             return None
+        own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
         if decoder.topic == names.parked:
-            return redriven_parked(message, names)
+            return redriven_parked(message, names, own_replay_id)
         opened = decoder.open(message)
         if opened.malformed is not None:
             raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
         envelope = None if opened.dialect is None else opened.envelope
-        own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
         out = redriven_record(opened.record, envelope, rules, replay_id=own_replay_id)
         if out.topic != planned.target:
             raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")

@@ -128,6 +128,8 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
         wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
         if envelope.timer_do is not None:
             return f"{_command_text(envelope)}, {hop.decision or wait}"
+        if envelope.park_from is not None and (plan := _redriven_by(envelope)) is not None:
+            return f"sent again by plan {plan}, {wait}"
         if envelope.unhandled_since_ms is not None:
             return f"sent on by a member that could not handle it, {wait}"
         return f"failed ({cause}), {wait}" if cause else wait

@@ -41,7 +41,7 @@ def plan(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Plan which parked records to send to the worker again, due immediately. Sends nothing.
+    """Plan which parked records to send to the worker again, due when they were due before. Sends nothing.
 
     Exit code 2 if a record does not exist, or names no target.
     """

@@ -85,6 +85,7 @@ class HeaderShape:
         count: number of headers.
         real_topic, group, real_qid, delay_ms, deliver_at_ms, target_tries, timestamp, timer, shim: positions of these
             headers.
+        is_plain: neither has it a name, nor was it parked and is sent again (`was_parked`).
         texts, filled, shorts, longs: positions of texts, of texts that must not be empty, of 32-bit and 64-bit numbers.
         to_topic, to_retry, to_queue, to_queue_again: choose the headers of the next record from the result of
             `candidates`: at an ordinary target, at a retry topic, in another queue, and in a queue after the target has
@@ -92,9 +93,9 @@ class HeaderShape:
     """
 
     __slots__ = (
-        "count", "delay_ms", "deliver_at_ms", "filled", "group", "has_identity", "longs", "real_qid", "real_topic",
-        "recurs", "shim", "shorts", "target_tries", "texts", "timer", "timestamp", "to_queue", "to_queue_again",
-        "to_retry", "to_topic",
+        "count", "delay_ms", "deliver_at_ms", "filled", "group", "has_identity", "is_plain", "longs", "real_qid",
+        "real_topic", "recurs", "shim", "shorts", "target_tries", "texts", "timer", "timestamp", "to_queue",
+        "to_queue_again", "to_retry", "to_topic", "was_parked",
     )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], topics: TopicNames) -> None:
@@ -106,6 +107,8 @@ class HeaderShape:
         self.delay_ms, self.deliver_at_ms = at.get(wire.DELAY_MS, -1), at.get(wire.DELIVER_AT_MS, -1)
         self.shim, self.timestamp = at.get(wire.SHIM, -1), at.get(wire.TARGET_TIMESTAMP_MS, -1)
         self.timer, self.recurs = at.get(wire.TIMER, -1), wire.TIMER_REPEAT in at
+        self.was_parked = wire.PARK_FROM in at
+        self.is_plain = self.timer < 0 and not self.was_parked
         self.has_identity = at.keys() >= {wire.UNIQ_KEY, wire.BORN_TIMESTAMP}
         self.filled = tuple(at[name] for name in at if name in {wire.REAL_TOPIC, wire.UNIQ_KEY})
         self.texts = tuple(at[name] for name in at if LARGEST[name] is None and at[name] not in self.filled)

@@ -234,8 +234,7 @@ class Router:
             )
             hop_id = b"%b%d" % (prefix, offset)
             qid = int(headers[shape.real_qid][1] or 0) if shape.real_qid >= 0 else -1
-            is_named = shape.timer >= 0
-            if due_ms <= clock_ms and target is not None and qid < (target.partitions or 0) and not is_named:  # often
+            if due_ms <= clock_ms and target is not None and qid < (target.partitions or 0) and shape.is_plain:  # often
                 chosen = (shape.to_retry if route.is_retry else shape.to_topic)(
                     shape.candidates(headers, hop_id, append_ms)
                 )
@@ -250,7 +249,7 @@ class Router:
                 kind, to = Kind.REQUEUE, self._queues
                 partition = self._levels.queue_for(due_ms - clock_ms, number // self._levels.STRIDE)
             else:
-                each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms, is_named)
+                each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms, shape.timer >= 0)
                 groups.append(self._route_closely(each, clock_ms, now_ns, re_append_reason))
                 route = None  # this may have changed the state of the target
                 continue
@@ -286,6 +285,8 @@ class Router:
             return self._re_append(each, f"unknown-topic:{route.name}", parked_as="")
         if not target.may_try(now_ns):
             return self._re_append(each, target.avoid_reason)
+        if each.shape.was_parked:
+            each.due_ms = clock_ms  # it waited for a person, which is no lateness of the worker
         return self._deliver(each, target, clock_ms, now_ns)
 
     def deliver_now(

@@ -90,7 +90,30 @@ def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_se
         "malformed:bad-header-key"
     ]
     with pytest.raises(MessageError):
-        redriven_parked(message, TopicNames())
+        redriven_parked(message, TopicNames(), "plan.0.0")
+
+
+@pytest.mark.parametrize(
+    ("headers", "due_ms"),
+    [
+        ([("DELIVER_AT_MS", b"900")], 900),
+        ([("DELIVER_AT_MS", b"900"), ("DELAY_MS", b"7")], 900),
+        ([("DELIVER_AT_MS", b"9" * 19)], 2**63 - 1),
+        ([("DELIVER_AT_MS", b"soon")], 1_000),
+        ([("DELAY_MS", b"500")], 1_000),  # it has waited in its delay queue
+        ([("DELAY_MS", b"500"), ("TIMER_DO", b"SET")], 1_500),  # the log of timers is read immediately
+        ([("DELIVER_AT_MS", b"9999"), ("PARK_REASON", b"due-too-late")], 1_000),
+        ([], 1_000),
+    ],
+)
+def test_a_parked_record_is_sent_again_with_its_due_time_or_that_of_its_parking(headers: Headers, due_ms: int) -> None:
+    there: Headers = [("REAL_TOPIC", b"orders"), ("PARK_FROM", b"s/0/1"), ("REPLAY_ID", b"former.0.0"), *headers]
+    out = redriven_parked(record("rmq.parked", 7, there), TopicNames(), "plan.0.7")
+    made = dict(out.headers)
+    assert (out.topic, made["DELIVER_AT_MS"]) == (TopicNames().schedule, b"%d" % due_ms)
+    assert (made["PARK_FROM"], made["HOP_ID"], made["REPLAY_ID"]) == (b"s/0/1", b"rmq.parked/0/7", b"plan.0.7")
+    assert len(made) == len(out.headers), "no header twice"
+    assert not {"DELAY_MS", "PARK_REASON", "TIMER_DO"} & made.keys()
 
 
 def test_a_dead_letter_that_refers_to_an_unreadable_record_cannot_be_sent(

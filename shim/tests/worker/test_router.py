@@ -137,7 +137,8 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
     out.partition = out.partition if out.partition is not None and out.partition < count else by_key
     given_ms = 0 if envelope.real_topic.startswith("%RETRY%") else envelope.target_timestamp_ms or 0
     is_careful = target.careful_until_ns > 0
-    return made(Kind.DELIVER, out, "", at_ms)._replace(one_per_batch=is_careful, timestamp_ms=given_ms)
+    late_from_ms = at_ms if envelope.park_from is None else CLOCK_MS  # it was parked, and is sent again
+    return made(Kind.DELIVER, out, "", late_from_ms)._replace(one_per_batch=is_careful, timestamp_ms=given_ms)
 
 
 def offer(record: Any, envelope: Envelope, at_ms: int) -> Expected:

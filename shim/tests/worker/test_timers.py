@@ -827,7 +827,7 @@ def test_a_message_that_was_parked_in_the_log_is_delivered_when_it_is_sent_again
     sim.command(delay_ms=500)
     sim.until(worker, sim.parked, 10_000)
     [parked] = sim.kafka.records(NAMES.parked)
-    again = redriven_parked(parked, NAMES)
+    again = redriven_parked(parked, NAMES, "plan.0.0")
     sim.kafka.append(again.topic, again.value, partition=again.partition, key=again.key, headers=again.headers)
     sim.run(worker, 5_000)
     assert bodies(sim) == [b"body"]
@@ -840,7 +840,7 @@ def test_a_command_that_was_parked_is_no_message_to_send_again(sim: Any, what: s
     sim.until(worker, sim.parked, 20_000)
     [parked] = sim.kafka.records(NAMES.parked)
     with pytest.raises(MessageError, match="has no message"):
-        redriven_parked(parked, NAMES)
+        redriven_parked(parked, NAMES, "plan.0.0")
     planner = Planner(NAMES.parked, RedriveRules(), RedriveLog(NAMES.parked), None)
     planner.add(parked, decode(parked.headers(), trusted=True))
     held_back = planner.plan(cluster_id="", created_ms=0, choice={}).held_back

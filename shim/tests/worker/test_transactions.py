@@ -243,7 +243,7 @@ def test_a_parked_half_message_that_is_sent_again_is_asked_about_again(shop: Any
     assert shop.parked()[0][0] == reason
     before = len(asked(shop))
     end(shop, "NOW")  # too late: it is parked
-    again = redriven_parked(parked, NAMES)
+    again = redriven_parked(parked, NAMES, "plan.0.0")
     shop.kafka.append(again.topic, again.value, partition=again.partition, key=again.key, headers=again.headers)
     shop.run(worker, 3_000)
     assert (shop.delivered(), len(asked(shop))) == ([], before + 1)

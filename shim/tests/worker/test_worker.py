@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import redriven_parked
+from rocketshim.admin.trace import life, step_text
 from rocketshim.core.worker_notes import clock_ahead_ms_of
 from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMismatchError, WorkerError
 from rocketshim.worker.hop_writer import HopBatch
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
 
 LEVELS = DelayLevels.parse("1s 2s 3s 10s")
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+NAMES = TopicNames("")
 
 
 def header(record: Message, name: str) -> str | None:
@@ -1499,3 +1504,45 @@ def test_a_worker_ends_when_its_schedule_topic_is_compacted(sim: Any, what: str)
     with pytest.raises(TopicMismatchError, match=r"cleanup\.policy=compact.*rocketshim init --fix"):
         sim.run(worker, 30_000)
     assert not sim.parked()
+
+
+def test_a_parked_record_that_is_sent_again_keeps_its_due_time_and_is_no_lateness_of_the_worker(sim: Any) -> None:
+    worker = sim.worker(allow=("orders", "audit*", "invoices"))
+    scheduled = sim.schedule(topic="invoices", level=1)
+    sim.until(worker, sim.parked)
+    [parked] = sim.kafka.records(NAMES.parked)
+    sim.kafka.create_topic("invoices", 1, config={"message.timestamp.type": "LogAppendTime"})
+    sim.run(worker, 3_600_000)
+    counted = worker.counts.lateness_sum_ms
+    again = redriven_parked(parked, NAMES, "0123456789abcdef0123.0.0")
+    made = sim.kafka.append(again.topic, again.value, partition=again.partition, key=again.key, headers=again.headers)
+    sim.until(worker, lambda: len(sim.delivered("invoices")) == 1)
+    assert worker.counts.lateness_sum_ms - counted < 1_000, "it waited an hour for a person"
+    [record] = sim.delivered("invoices")
+    assert not {"PARK_FROM", "REPLAY_ID"} & {name for name, _ in record.headers()}
+    history = life(
+        [RecordView.of(each) for each in (scheduled, parked, made, record)],
+        schedule=SCHEDULE, levels=LEVELS, low_offset=lambda *_: 0,
+    )  # fmt: skip
+    delivered = history[-1]
+    assert isinstance(delivered, RecordView)
+    assert delivered.late_ms == record.timestamp()[1] - scheduled.timestamp()[1] - 1_000, "late since it was due"
+    steps = [step_text(each, NAMES) for each in history if isinstance(each, RecordView)]
+    assert steps[-2] == "sent again by plan 0123456789abcdef0123, already due when it was stored, for invoices"
+
+
+def test_a_parked_record_that_is_sent_again_before_it_is_due_is_not_early(sim: Any) -> None:
+    worker = sim.worker()
+    due_ms = sim.clock.wall_ms() + 60_000
+    headers = [("DELIVER_AT_MS", b"%d" % due_ms), ("RECONSUME_TIMES", b"many")]
+    sim.schedule(relative=False, headers=headers)
+    sim.until(worker, sim.parked)
+    [parked] = sim.kafka.records(NAMES.parked)
+    kept = [header for header in parked.headers() if header[0] != "RECONSUME_TIMES"]
+    again = redriven_parked(
+        Message(topic=NAMES.parked, partition=0, offset=0, value=b"x", headers=kept), NAMES, "p.0.0"
+    )
+    sim.kafka.append(again.topic, again.value, partition=again.partition, key=again.key, headers=again.headers)
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    [record] = sim.delivered()
+    assert due_ms <= record.timestamp()[1] < due_ms + 1_000
