@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rocketshim.admin.record_filter import RecordFilter
+from rocketshim.admin.record_view import count_text
 from rocketshim.admin.redrive import planned_redriver
 from rocketshim.admin.redrive_planning import make_plan, read_plan
 from rocketshim.cli.app import FINDING
@@ -29,11 +30,13 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import (
     DEFAULT_MAX_REPLAYS,
+    PlannedLetter,
     RedrivePlan,
     RedriveRules,
 )
 
 _MOST_NAMED = 20
+_LAST_LOOK_MS = 1_000
 PLAN_EXAMPLE = (
     "Example: rocketshim dlq plan --group payments --where \"FAIL_CLASS = 'ConsumeTimeout'\" --out plan.json; "
     "then: rocketshim dlq apply plan.json"
@@ -149,15 +152,19 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
     """Summarise a plan in a few lines."""
     summary = redrive_plan.summary()
     verb = "discard" if redrive_plan.rules.action == "discard" else "send"
-    total = summary["letters"] + len(redrive_plan.held_back)
+    settled = sum(summary["held_back"].pop(reason, 0) for reason in ("redriven-by", "discarded-by"))
+    total = summary["letters"] + len(redrive_plan.held_back) - settled  # as `stats` counts them
     is_parked = redrive_plan.source == TopicNames(redrive_plan.rules.namespace).parked
-    what = "parked records" if is_parked else "dead letters"
-    lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {total} {what}"]
+    noun = "parked record" if is_parked else "dead letter"
+    lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {count_text(total, noun)}"]
     lines += ["  {count:7} {cause}: {text}".format(**each).rstrip(": ") for each in summary["causes"][:_MOST_NAMED]]
     if len(summary["causes"]) > _MOST_NAMED:
         lines.append(f"  the first {_MOST_NAMED} of {len(summary['causes'])} causes; --json has all")
     lines += [f"  {count:7} to {topic}" for topic, count in summary["by_target"].items()]
     lines += [f"  {count:7} held back: {reason}" for reason, count in summary["held_back"].items()]
+    if settled:
+        hint = "" if verb == "discard" else "; --again plans them, too"
+        lines.append(f"  {settled:7} held back: sent again or discarded before{hint}")
     if redrive_plan.rules.to_source:
         lines.append("  every group that reads the source topic gets them again")
     if any(each.reason.startswith("no-topic:") for each in redrive_plan.held_back):
@@ -201,8 +208,13 @@ def apply(
                 redriver.dry_run()
             else:
                 redriver.run()
+                if progress.sent and redrive_plan.rules.action == "redrive":
+                    redriver.watch(_LAST_LOOK_MS)
         except KeyboardInterrupt:
-            typer.echo(f"stopped after {progress.sent} dead letters; run the same command again to continue", err=True)
+            typer.echo(
+                f"stopped after {count_text(progress.sent, 'dead letter')}; run the same command again to continue",
+                err=True,
+            )
             raise
     _report(redrive_plan, progress, dry_run=dry_run, as_json=as_json)
     if progress.failed or progress.dead_again:
@@ -232,6 +244,10 @@ def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bo
             for each, reason in progress.failed_letters
         ],
         "dead_again": progress.dead_again,
+        "dead_again_letters": [
+            {"record": f"{redrive_plan.source}/{each.partition}/{each.offset}", "id": each.id}
+            for each in progress.dead_again_letters
+        ],
         "left": progress.waiting,
         "stopped_by": progress.stopped_by if progress.waiting else None,
         "dry_run": dry_run,
@@ -250,14 +266,13 @@ def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bo
         )
     for reason, count in progress.failures.most_common():
         echo_safe(f"  {count:7} failed: {reason}")
-    for letter, reason in progress.failed_letters[:_MOST_NAMED]:
-        place = f"{redrive_plan.source}/{letter.partition}/{letter.offset}"
-        echo_safe(f"          {place}  {letter.id or '(no id)'}  {reason}")
-    if progress.failed > _MOST_NAMED:
-        typer.echo(f"          the first {_MOST_NAMED}; --json has all")
+    _name(redrive_plan, progress.failed_letters)
+    is_parked = redrive_plan.source == TopicNames(redrive_plan.rules.namespace).parked
     if progress.dead_again:
-        typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
-    if progress.sent and redrive_plan.source == TopicNames(redrive_plan.rules.namespace).parked:
+        verb = "is" if progress.dead_again == 1 else "are"
+        typer.echo(f"  {progress.dead_again:7} of those sent {verb} {'parked' if is_parked else 'dead'} again")
+        _name(redrive_plan, [(letter, letter.cause) for letter in progress.dead_again_letters])
+    if progress.sent and is_parked:
         typer.echo("what is parked again later: rocketshim parked ls")
     elif progress.sent and redrive_plan.rules.action != "discard":
         source = shlex.quote(redrive_plan.source)
@@ -267,3 +282,12 @@ def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bo
             "stopped: too many failed or are dead again. Fix the cause, make another plan, or raise --stop-ratio",
             err=True,
         )
+
+
+def _name(redrive_plan: RedrivePlan, letters: list[tuple[PlannedLetter, str]]) -> None:
+    """Print address, id and reason of the first letters of a list."""
+    for letter, reason in letters[:_MOST_NAMED]:
+        place = f"{redrive_plan.source}/{letter.partition}/{letter.offset}"
+        echo_safe(f"          {place}  {letter.id or '(no id)'}  {reason}")
+    if len(letters) > _MOST_NAMED:
+        typer.echo(f"          the first {_MOST_NAMED}; --json has all")

@@ -108,6 +108,11 @@ class RedriveProgress:
         return len(self._dead_again)
 
     @property
+    def dead_again_letters(self) -> list[PlannedLetter]:
+        """Those of `dead_again`, by partition and offset."""
+        return [self._letters[position] for position in sorted(self._dead_again)]
+
+    @property
     def waiting(self) -> int:
         """Number neither sent nor settled nor failed nor taken."""
         return self.planned - self.sent - self.settled - self.failed - len(self._taken)

@@ -22,7 +22,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record
-from rocketshim_topics.redrive_plan import PlannedLetter, RedrivePlan, RedriveRules
+from rocketshim_topics.redrive_plan import HeldBack, PlannedLetter, RedrivePlan, RedriveRules
 
 LETTERS = tuple(PlannedLetter(0, offset, "f" * 16, "rmq.retry.g", "Timeout", f"m{offset}") for offset in range(100))
 PLAN = RedrivePlan(
@@ -86,7 +86,7 @@ def test_a_parked_record_that_was_sent_again_is_held_back_not_left_out(capsys: p
         again = _plan_parked(reader, again=True)
     assert (plan.letters, [each.reason for each in plan.held_back]) == ((), ["redriven-by:p1"])
     write_plan(plan, None, as_json=False)
-    assert "send 0 of 1 parked records" in capsys.readouterr().out
+    assert "1 held back: sent again or discarded before" in capsys.readouterr().out
     assert again.letters == (letter,)
 
 
@@ -147,3 +147,29 @@ def test_a_report_names_what_has_failed(capsys: pytest.CaptureFixture[str]) -> N
     named = json.loads(capsys.readouterr().out)["failed_letters"]
     assert len(named) == 30
     assert named[29] == {"record": "rmq.dlq.g/0/29", "id": "m29", "reason": "refused:INVALID_RECORD"}
+
+
+def test_a_report_names_what_is_dead_again(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = RedriveProgress(LETTERS)
+    progress.resume(lambda _: False)
+    progress.take(LETTERS[:3], 0)
+    progress.committed()
+    progress.died_again(0, 1)
+    _report(PLAN, progress, dry_run=False, as_json=False)
+    shown = capsys.readouterr().out
+    assert "1 of those sent is dead again\n          rmq.dlq.g/0/1  m1  " in shown
+    _report(PLAN, progress, dry_run=False, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["dead_again"], told["dead_again_letters"]) == (1, [{"record": "rmq.dlq.g/0/1", "id": "m1"}])
+
+
+def test_a_plan_counts_as_the_statistics_do(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = ["redriven-by:a", "redriven-by:b", "discarded-by:c", "replayed-too-often"]
+    held_back = tuple(HeldBack(0, 900 + at, reason, "") for at, reason in enumerate(reasons))
+    write_plan(PLAN.model_copy(update={"letters": PLAN.letters[:1], "held_back": held_back}), None, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(": send 1 of 2 dead letters")
+    assert lines[-3:-1] == [
+        "        1 held back: replayed-too-often",
+        "        3 held back: sent again or discarded before; --again plans them, too",
+    ]
