@@ -65,6 +65,9 @@ def test_a_killed_worker_and_a_killed_consumer_lose_nothing(
     assert "not match" not in shown
     assert not [line for line in lines if line.startswith("%")], "no line of the clients is printed as it is"
     assert "dead:" in shown, "the history ends in the dead-letter topic"
+    flights = len(short_day.read_text().splitlines()) - 1
+    verdict = shown.index(f"All {flights} flights are accounted for: 0 lost, 0 early, ")
+    assert shown.index("Figures from the records") < verdict < shown.index("Next: rocketshim demo --keep")
     left = [name for name in admin.list_topics(timeout=10).topics if name.startswith("demo-")]
     assert not left, "the demo cleans up after itself"
 
@@ -89,6 +92,10 @@ def test_kept_topics_are_shown_in_the_console_until_ctrl_c(
         browser = Browser(int(address["port"]), address["login"])
         cancelled = sum(row["dep_time"] == "" for row in csv.DictReader(short_day.open(newline="")))
         assert re.search(rf"dead letters \D*{cancelled}\b", browser.get("/").lower()), browser.get("/")
+        assert "no worker runs" not in browser.get("/workers")
+        groups = [name for name in admin.list_topics(timeout=10).topics if ".rmq.dlq.demo-" in name]
+        causes = browser.get(f"/dead/{groups[0]}")
+        assert re.search("the flight from (EWR|JFK|LGA) never left", causes), causes
         os.killpg(demo.pid, signal.SIGINT)
         assert demo.wait(60) == 0
     delete_topics(admin, [name for name in admin.list_topics(timeout=10).topics if name.startswith("demo-")])

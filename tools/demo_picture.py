@@ -2,7 +2,7 @@
 
     python tools/demo_picture.py
 
-The picture shows the table that the demo printed in this run, and the line below it. The run takes about 90 seconds.
+The picture shows the table that the demo printed in this run, and the lines below it. The run takes about 90 seconds.
 """
 
 import re
@@ -20,17 +20,15 @@ WIDTH = 90
 
 
 class ResultConsole(Console):
-    """A console that records what is printed from the first table up to the second one."""
+    """A console that records what is printed from the table on."""
 
-    tables = 0
+    has_begun = False
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print."""
-        if any(isinstance(each, Table) for each in objects):
-            self.tables += 1
-            if self.tables == 1:
-                self.export_text(clear=True)
-            self.record = self.tables == 1
+        if not self.has_begun and any(isinstance(each, Table) for each in objects):
+            self.has_begun = True
+            self.export_text(clear=True)
         super().print(*objects, **options)
 
 
@@ -39,7 +37,6 @@ def main() -> int:
     console = ResultConsole(record=True, width=WIDTH, force_terminal=False, force_interactive=False)
     if not play(console=console):
         return 1
-    console.record = True
     drawn = console.export_svg(title="rocketshim demo")
     fonts = re.compile(r"@font-face \{.*?\}\s*", flags=re.DOTALL)  # they would be loaded from another host
     PICTURE.write_text(fonts.sub("", drawn), encoding="utf-8")

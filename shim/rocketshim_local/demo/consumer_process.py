@@ -46,7 +46,7 @@ def gate(arguments: Sequence[str]) -> PushConsumer:
         del context
         flight = Flight(**json.loads(message.body or b"{}"))
         if flight.cancelled:
-            raise FlightCancelledError(f"{flight} never left")
+            raise FlightCancelledError(f"the flight from {flight.origin} never left")  # the same for many: one cause
         if flight.late and message.reconsume_times == 0:
             raise RetryLater(f"{max(_SHORTEST_MS, timetable.lateness_ms(flight))}ms")
 

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.trace import step_text
+from rocketshim.cli.table import table_lines
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.clients import confluent_admin, confluent_clients
 from rocketshim.kafka.positions import committed_positions
@@ -51,6 +52,8 @@ _TICK_S: Final = 0.25
 _LINE_EVERY_S: Final = 5.0
 _SOON_S: Final = 5.0
 _MOST_FAILURES: Final = 3
+_NEXT: Final = """Next: rocketshim demo --keep (or make demo DEMO_ARGS=--keep), and look around;
+then write your own: "Your first retry" in README.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,8 @@ def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, 
     Args:
         data: a day of flights with the columns of the shipped file; None: the shipped file.
         day_ms: length of the demo's day in ms.
-        keep: whether to keep the topics afterwards, and to show them in `rocketshim console` until Ctrl-C.
+        keep: whether to keep the topics afterwards, and to show them in `rocketshim console` until Ctrl-C. Worker and
+            consumer run until then, too, so that a redrive is handled.
         console: where to print; None: the terminal.
 
     Returns:
@@ -177,15 +181,12 @@ def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, 
         f"{sum(f.late for f in flights)} more than half an hour late. The day takes {day_ms // 1_000} s."
     )
     with any_broker(report=console.print) as broker, _stage(broker.bootstrap, keep=keep) as stage:
-        is_fine = _perform(stage, flights, day_ms, console)
-        if keep:
-            _browse(stage)
-        return is_fine
+        return _perform(stage, flights, day_ms, console, keep=keep)
 
 
 @contextmanager
 def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
-    mark = f"demo-{uuid.uuid4().hex[:6]}"
+    mark = f"demo-{uuid.uuid4().hex[:4]}"
     stage = _Stage(bootstrap, TopicNames(mark), f"{mark}.flights", f"{mark}-gate")
     admin = confluent_admin({"bootstrap.servers": bootstrap})
     layout = Layout(stage.names, DelayLevels.parse(LEVELS))
@@ -209,7 +210,7 @@ def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
                     sys.stderr.write(f"cannot delete a topic of the demo: {error}\n")
 
 
-def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console) -> bool:
+def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console, *, keep: bool) -> bool:
     logs = Path.cwd() / ".rocketshim" / "demo"
     logs.mkdir(parents=True, exist_ok=True)
     me = [sys.executable, "-m"]
@@ -225,14 +226,22 @@ def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console
     try:
         sent = _send(stage, flights, Timetable(day_ms))
         _watch(observer, sent, [worker, consumer], console)
-        for actor in (consumer, worker):
-            actor.stop()
+        if not keep:
+            for actor in (consumer, worker):
+                actor.stop()
         observer.read(1.0)
-        account = observer.audit.account(sent, observer.committed())
-        is_fine = _judge(account, observer.audit.lateness_ms(sent), sent, len(flights), console)
         _show_history(stage, sent, observer.audit, console)
-        if not is_fine:
+        account = observer.audit.account(sent, observer.committed())
+        lateness_ms = observer.audit.lateness_ms(sent)
+        is_fine = _judge(account, lateness_ms, sent, len(flights), console)
+        if is_fine:
+            console.print(_verdict(account, lateness_ms, len(sent)), style="bold green", highlight=False)
+        else:
             console.print(f"[bold red]Some figures do not match.[/] The logs are in {logs}", soft_wrap=True)
+        if keep:
+            _browse(stage, [worker, consumer])
+        else:
+            console.print(_NEXT, highlight=False)
         return is_fine
     finally:
         for actor in (consumer, worker):
@@ -254,6 +263,7 @@ def _send(stage: _Stage, flights: list[Flight], timetable: Timetable) -> dict[st
                         json.dumps(asdict(flight)).encode(),
                         key=f"{flight.carrier}-{flight.number}",
                         tag=flight.carrier,
+                        properties={"flight": str(flight)},
                         deliver_at=start_ms + timetable.departure_ms(flight),
                     )
                 ),
@@ -328,12 +338,25 @@ def _judge(
     table.add_row("duplicates", f"{account.duplicates}", "0, more after a kill or a stall", "")
     console.print(table)
     if lateness_ms:
-        p50, p99 = (lateness_ms[int(share * len(lateness_ms))] for share in (0.5, 0.99))
+        p50, p99 = (_share(lateness_ms, share) for share in (0.5, 0.99))
         console.print(
             f"lateness: p50 {p50} ms, p99 {p99} ms, max {lateness_ms[-1]} ms "
-            f"({len(lateness_ms)} deliveries, timestamps of the brokers)"
+            f"({len(lateness_ms)} deliveries, brokers' clocks)"
         )
     return fine
+
+
+def _verdict(account: Account, lateness_ms: list[int], sent: int) -> str:
+    """Return what happened, in a sentence."""
+    p99 = f"; p99 of lateness {_share(lateness_ms, 0.99)} ms" if lateness_ms else ""
+    return (
+        f"All {sent} flights are accounted for: {len(account.lost)} lost, 0 early, {account.retried[1]} retried, "
+        f"{len(account.dead)} dead letters{p99}."
+    )
+
+
+def _share(sorted_ms: list[int], share: float) -> int:
+    return sorted_ms[int(share * len(sorted_ms))]
 
 
 def _show_history(stage: _Stage, sent: dict[str, Flight], audit: Audit, console: Console) -> None:
@@ -341,24 +364,33 @@ def _show_history(stage: _Stage, sent: dict[str, Flight], audit: Audit, console:
     uniq_key = min((key for key in sent if sent[key].cancelled), key=lambda key: sent[key].line, default=None)
     if uniq_key is None:
         return
-    table = Table(title=f"History of {sent[uniq_key]}, cancelled ({uniq_key})", title_justify="left")
-    for column in ("after", "topic/partition/offset", "failures", "what"):
-        table.add_column(column, justify="right" if column in {"after", "failures"} else "left", overflow="fold")
     steps = audit.history(uniq_key)
-    for step in steps:
-        after_s = (step.stored_ms - steps[0].stored_ms) / 1_000
-        failures = step.envelope.reconsume_times or 0
-        table.add_row(f"{after_s:.3f} s", step.at, f"{failures}", step_text(step, stage.names))
-    console.print(table)
+    rows = [
+        (
+            f"{(step.stored_ms - steps[0].stored_ms) / 1_000:.3f} s",
+            step.at,
+            f"{step.envelope.reconsume_times or 0}",
+            step_text(step, stage.names),
+        )
+        for step in steps
+    ]
+    columns = ("after", "topic/partition/offset", "failures", "what")
+    head, lines = table_lines(columns, rows, console.width, wraps=True)
+    title = f"History of {sent[uniq_key]}, cancelled ({uniq_key})"
+    for line in (title, *head, *lines, ""):
+        console.print(line, markup=False, highlight=False, soft_wrap=line is not title)
 
 
-def _browse(stage: _Stage) -> None:
-    """Run the console in a process of its own, which prints its address, until Ctrl-C."""
+def _browse(stage: _Stage, actors: list[_Actor]) -> None:
+    """Run the console in a process of its own, which prints its address, and keep the actors alive, until Ctrl-C."""
     with reserve_port() as reserved:
         port = reserved.getsockname()[1]
     command = [sys.executable, "-m", "rocketshim", "console", "--operate", "--listen", str(port)]
     with subprocess.Popen([*command, *stage.connection]) as process:  # noqa: S603 - our own command
         try:
-            process.wait()
+            while process.poll() is None:
+                for actor in actors:
+                    actor.revive()
+                time.sleep(_TICK_S)
         except KeyboardInterrupt:  # the terminal has sent it to the console, too
             process.wait()
