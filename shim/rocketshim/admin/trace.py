@@ -124,15 +124,7 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
     if hop.malformed is not None and name != names.parked:
         return f"malformed: {hop.malformed}"
     if hop.due_ms is not None:
-        wait_ms, target = hop.due_ms - hop.stored_ms, _physical(envelope.real_topic, names)
-        wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
-        if envelope.timer_do is not None:
-            return f"{_command_text(envelope)}, {hop.decision or wait}"
-        if envelope.park_from is not None and (plan := _redriven_by(envelope)) is not None:
-            return f"sent again by plan {plan}, {wait}"
-        if envelope.unhandled_since_ms is not None:
-            return f"sent on by a member that could not handle it, {wait}"
-        return f"failed ({cause}), {wait}" if cause else wait
+        return _waiting_text(hop, cause, _physical(envelope.real_topic, names))
     if envelope.timer_do is not None and hop.decision:
         return f"{_command_text(envelope)}, {hop.decision}"
     if envelope.timer_do is not None:
@@ -147,6 +139,18 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
     if plan is not None:
         return f"sent again by plan {plan}"
     return "delivered" if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
+
+
+def _waiting_text(hop: RecordView, cause: str, target: str | None) -> str:
+    envelope, wait_ms = hop.envelope, (hop.due_ms or 0) - hop.stored_ms
+    wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
+    if envelope.timer_do is not None:
+        return f"{_command_text(envelope)}, {hop.decision or wait}"
+    if envelope.park_from is not None and (plan := _redriven_by(envelope)) is not None:
+        return f"sent again by plan {plan}, {wait}"
+    if envelope.unhandled_since_ms is not None:
+        return f"sent on by a member that could not handle it, {wait}"
+    return f"failed ({cause}), {wait}" if cause else wait
 
 
 def _physical(topic: str | None, names: TopicNames) -> str | None:
