@@ -89,7 +89,7 @@ def send(
             letters = list(of_source)
             plan_id, to_source, log_end = letters[0].redrive, letters[0].to_source, letters[0].log_end
             progress = RedriveProgress(
-                [PlannedLetter._make([*row[1:5], row.fail_class or "", row.msg_id]) for row in letters],
+                [PlannedLetter(*row[1:5], row.fail_class or "", row.msg_id) for row in letters],
                 rate_per_s=max_per_second,
                 stop_ratio=stop_ratio,
             )
