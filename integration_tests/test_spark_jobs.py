@@ -283,7 +283,7 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
 ) -> None:
     at = ("--bootstrap", day.bootstrap)
     assert day.ask("replay", "plan", "--plan", "monday", "--where", "FAIL_CLASS = 'DeadLetter'") == 0
-    assert printed().startswith("replay-plan: 4 dead letters: 4 to send, 0 skipped")
+    assert printed().startswith("replay-plan monday: 4 dead letters: 4 to send, 0 skipped")
 
     # One is redriven and one discarded beside it, which the lake does not know.
     dlq = ("--group", day.group, "--namespace", day.namespace, *at)
@@ -305,7 +305,7 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     assert printed() == "sent 1 dead letters; already sent or discarded: 3\n"
     waiting.await_ends_of_transactions(admin)
     assert day.ask("replay", "verify", *at, "--plan", "monday") == 0
-    assert printed().startswith("replay-verify: 4 planned: 2 there, 0 missing, 0 twice, 0 altered, 2 by others")
+    assert printed().startswith("replay-verify monday: 4 planned: 2 there, 0 missing, 0 twice, 0 altered, 2 by others")
 
     # The other way round, there is nothing left to do either.
     assert rocketshim(["dlq", "apply", everything, *at]) == 0
@@ -313,7 +313,7 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     assert day.ask("land", day.topic, *at) == 0
     assert day.ask("replay", "plan", "--plan", "tuesday") == 0
     out = printed()
-    assert "replay-plan: 4 dead letters: 0 to send, 4 skipped" in out
+    assert "replay-plan tuesday: 4 dead letters: 0 to send, 4 skipped" in out
     assert out.count("redriven-by:") + out.count("discarded-by:") == 3  # of three plans
     assert day.ask("dlq-trend") == 0
     assert printed().startswith("dlq-trend: 0 dead letters are left")

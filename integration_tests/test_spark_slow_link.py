@@ -45,6 +45,8 @@ def test_a_replay_sends_each_dead_letter_once_and_says_so(
         link.delay_s = 0.0
         again = json.loads(ask("replay", "run", *at, "--plan", "monday", "--json"))
         assert (again["sent"], again["settled_before"]) == (0, 100)
-        assert ask("replay", "verify", *at, "--plan", "monday").startswith("replay-verify: 100 planned: 100 there")
+        assert ask("replay", "verify", *at, "--plan", "monday").startswith(
+            "replay-verify monday: 100 planned: 100 there"
+        )
         sent = retries(bootstrap, names)
     assert len(sent) == sent.total() == 100

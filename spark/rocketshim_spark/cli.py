@@ -98,8 +98,11 @@ def land(
         chosen = event_topics(cluster.topics(), topics, at.namespace)
         # The jobs find lost messages by what the worker has passed. A worker's group that may not be described is not
         # among the cluster's groups, so it is named here: then the landing is refused.
-        groups = list(dict.fromkeys([*(group or cluster.groups()), at.names.worker_group]))
+        known = cluster.groups()
+        groups = list(dict.fromkeys([*(group or known), at.names.worker_group]))
         done = land_now(spark, at.bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
+    for unknown in sorted({*(group or ())} - {*known}):
+        print_note(f"note: no group {unknown} has a position or a member at {at.bootstrap}: check --group")
     if all(kind_of(topic, at.namespace) == "source" for topic in chosen):
         print_note(f"note: found no shim topic in namespace {at.namespace!r}: check --namespace")
     if as_json:

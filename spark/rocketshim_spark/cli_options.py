@@ -1,5 +1,12 @@
-"""What the commands of `rocketshim spark` share: options, the Spark session, and exit codes."""
+"""What the commands of `rocketshim spark` share: options, the Spark session, and exit codes.
 
+A command prints its own words only. What Java writes to standard error while it starts is the same at each start and
+no error; it is shown only if Spark cannot start. After Ctrl-C the calls that were interrupted write traces in both
+languages, so nothing more is shown than that the command can be run again. `ROCKETSHIM_DEBUG` shows everything.
+"""
+
+import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 
     from rocketshim_spark.running import OpenLake
 
+_INTERRUPTED: Final = "interrupted: run the same command again; it continues, and does nothing twice"
 SPARK: Final = "Spark"
 """The group of Spark's own options in each `--help`."""
 
@@ -85,6 +93,80 @@ Version = Annotated[
 ]
 
 
+class JavaErrors:
+    """Java's standard error: kept back until `show`, then passed on until `hide`."""
+
+    _MAX_BYTES: Final = 100_000
+
+    def __init__(self) -> None:
+        self._is_shown = False
+        self._kept = b""
+        self._lock = threading.Lock()
+        source, self._sink = os.pipe()
+        self._reader = threading.Thread(target=self._pass_on, args=(source,), name="rocketshim-java", daemon=True)
+        self._reader.start()
+
+    @contextmanager
+    def redirected(self) -> Iterator[None]:
+        """Give processes that are started inside this pipe as their standard error; show it if that fails."""
+        if "ROCKETSHIM_DEBUG" in os.environ:
+            yield
+            return
+        own = os.dup(2)
+        os.dup2(self._sink, 2)
+        os.close(self._sink)
+        try:
+            yield
+        except Exception:
+            os.dup2(own, 2)
+            self._reader.join(1.0)  # Java has ended, or will say no more
+            with self._lock:
+                os.write(2, self._kept)
+            raise
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+
+    def show(self) -> None:
+        """Drop what was kept, and pass on what comes."""
+        with self._lock:
+            self._is_shown, self._kept = True, b""
+
+    def hide(self) -> None:
+        """Keep back what comes from now on."""
+        with self._lock:
+            self._is_shown = False
+
+    def _pass_on(self, source: int) -> None:
+        while data := os.read(source, 65_536):
+            with self._lock:
+                if self._is_shown:
+                    os.write(2, data)
+                else:
+                    self._kept = (self._kept + data)[-self._MAX_BYTES :]
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C wait until Java has started: a Java process whose caller has gone meanwhile would never end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def _is_no_trace_of_ctrl_c(record: logging.LogRecord) -> bool:
+    """Return False for what py4j logs when a call to Java was interrupted."""
+    return "ROCKETSHIM_DEBUG" in os.environ or not str(record.msg).startswith("KeyboardInterrupt while sending command")
+
+
 def print_note(line: str) -> None:
     """Print a line on stderr, apart from the results on stdout."""
     typer.echo(line, err=True)
@@ -125,16 +207,29 @@ class SparkOptions:
             option = str(wrong["loc"][0]).replace("_", "-")
             raise ConfigError(f"--{option} {wrong['input']!r}: {wrong['msg']}") from error
         running = SparkSession.getActiveSession()
-        spark = create(settings)
+        java = JavaErrors()
+        try:
+            if running is None:
+                with _interrupted_later(), java.redirected():
+                    spark = create(settings)
+            else:
+                spark = create(settings)
+        except KeyboardInterrupt:
+            print_note(_INTERRUPTED)
+            raise
         if running is None:
             spark.sparkContext.setLogLevel("ERROR")
             if threading.current_thread() is threading.main_thread():
                 # PySpark's own handler calls Java while another call to Java is running; the user sees a long trace.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+            logging.getLogger().addFilter(_is_no_trace_of_ctrl_c)
+        java.show()
         try:
             yield spark
         except KeyboardInterrupt:
             running = spark  # a call to Java was interrupted, so do not call stop(); Java exits with this process
+            java.hide()
+            print_note(_INTERRUPTED)
             raise
         except (Py4JJavaError, PySparkException) as error:
             text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)

@@ -101,7 +101,7 @@ def plan(
             view.records, view.events, view.topics(), params, chosen=chosen, settled=view.settled, gaps=view.gaps
         )
         written = publish(view, f"replay-{plan_name}", planned)
-        write_report(view, job.plan_report(written), as_json=as_json)
+        write_report(view, job.plan_report(written, plan_name), as_json=as_json)
 
 
 @app.command(epilog="Example: rocketshim spark replay run --lake ./lake --plan monday --rate 200")
@@ -210,7 +210,7 @@ def verify(
                 read_batch(view.spark, at.bootstrap, cluster.bounds([log]), kafka=kafka), at.namespace
             )
         checked = publish(view, f"replay-{plan_name}-verified", job.check(planned, found, settled))
-        report = job.verify_report(checked)
+        report = job.verify_report(checked, plan_name)
         write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 

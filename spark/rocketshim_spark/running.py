@@ -229,9 +229,9 @@ def write_report(lake: OpenLake, report: Report, *, as_json: bool = False) -> No
     typer.echo(json.dumps(report_json(report), default=json_value) if as_json else as_text(report))
     target = local_folder(lake.out) or Path()
     target.mkdir(parents=True, exist_ok=True)
-    page = target / f"{report.job}.html"
+    page = target / report.page
     about = f"{lake.path}, version {lake.version}, positions of {lake.snapshot.taken_at or 'no landing'}"
-    unfinished = target / f".{report.job}.{os.getpid()}.html"  # others may read the page, like the tables
+    unfinished = target / f".{report.page}.{os.getpid()}"  # others may read the page, like the tables
     if report.job.startswith("replay"):
         unfinished.touch(mode=0o600)  # as every plan's file
     unfinished.write_text(as_html(report, about=about), encoding="utf-8")

@@ -1,15 +1,21 @@
 """Invalid arguments are reported before Spark starts, in one line that says what to write instead."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from rocketshim_spark.cli import _print_landing, main
-from rocketshim_spark.cli_options import SparkOptions
+from rocketshim_spark.cli_options import JavaErrors, SparkOptions, _interrupted_later
 from rocketshim_spark.lake import Gap
 from rocketshim_spark.land import Landing
 from rocketshim_topics import TopicNames
+from rocketshim_topics.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,49 @@ def test_an_invalid_argument_is_reported_in_one_line(
     assert "Traceback" not in err
 
 
+def started(text: str, then: str = "") -> "subprocess.Popen[bytes]":
+    code = f"import os, sys; os.write(2, b{text!r}); sys.stdin.read(1); os.write(2, b{then!r})"
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)  # noqa: S603 our own code
+
+
+def test_what_java_writes_while_it_starts_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    java = JavaErrors()
+    with java.redirected():
+        process = started("noise", "later")
+    while not java._kept:
+        time.sleep(0)
+    java.show()
+    process.communicate(b"x")
+    seen = ""
+    while "later" not in seen:
+        seen += capfd.readouterr().err
+    assert seen == "later"
+
+
+def test_what_java_writes_is_shown_if_it_does_not_start(capfd: pytest.CaptureFixture[str]) -> None:
+    def start() -> None:
+        with JavaErrors().redirected():
+            started("no heap").communicate(b"x")
+            raise ConfigError("not started")
+
+    with pytest.raises(ConfigError, match="not started"):
+        start()
+    assert capfd.readouterr().err == "no heap"
+
+
+def test_ctrl_c_waits_until_java_has_started() -> None:
+    passed = []
+
+    def start() -> None:
+        with _interrupted_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            passed.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert passed == ["started"]
+
+
 def test_a_landing_prints_the_first_gaps_of_many(capsys: pytest.CaptureFixture[str]) -> None:
     gaps = tuple(Gap("orders", "id", partition, 0, 7, "expired") for partition in range(10_000))
     _print_landing(Landing(0, gaps, 1), "lake", 1)
@@ -58,7 +107,7 @@ def test_a_landing_prints_the_first_gaps_of_many(capsys: pytest.CaptureFixture[s
 
 
 def test_a_landing_asks_for_the_worker_s_positions_although_the_cluster_does_not_list_its_group(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Cluster:
         def __init__(self, *_: Any) -> None: ...
@@ -80,3 +129,6 @@ def test_a_landing_asks_for_the_worker_s_positions_although_the_cluster_does_not
     monkeypatch.setattr("rocketshim_spark.land.land", land)
     assert main(["land", "orders", "--bootstrap", "b", "--lake", "/nowhere"]) == 0
     assert asked == [["pay", TopicNames("").worker_group]]
+    assert capsys.readouterr().err.startswith("note: found no shim topic")
+    assert main(["land", "orders", "--bootstrap", "b", "--lake", "/nowhere", "--group", "typo"]) == 0
+    assert capsys.readouterr().err.startswith("note: no group typo has a position or a member at b: check --group")

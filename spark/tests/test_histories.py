@@ -126,8 +126,8 @@ def test_each_dead_letter_is_planned_once_and_planning_is_repeatable(
     )
     checked = replay.check(planned, frame(spark, []), by_others).cache()
     assert Counter(row.outcome for row in checked.collect()) == {"elsewhere": 1, "missing": len(rows) - 1}
-    assert f"{len(rows) - 1} missing" in replay.verify_report(checked).verdict
-    assert not replay.verify_report(checked).fine
+    assert f"{len(rows) - 1} missing" in replay.verify_report(checked, "p").verdict
+    assert not replay.verify_report(checked, "p").fine
     other = marked.withColumn("digest", F.lit("0" * 16))  # a recreated topic has other dead letters at the same offsets
     assert {row.action for row in replay.plan(read, event_frame, topics, params, settled=other).collect()} == {"send"}
 

@@ -233,7 +233,7 @@ def test_a_plan_reports_repeats_as_one_reason(spark: SparkSession) -> None:
         spark, [*rows, ("send", None, "retry", "Timeout", "late")],
         "action string, reason string, target string, fail_class string, fingerprint string",
     )  # fmt: skip
-    report = replay.plan_report(planned)
+    report = replay.plan_report(planned, "p")
     assert report.verdict == "4 dead letters: 1 to send, 3 skipped"
     assert [(row[1], row[-1]) for row in report.tables[0].rows] == [("repeat-of", 3), (None, 1)]
 

@@ -6,8 +6,9 @@ import time
 
 import pytest
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
-from rocketshim_spark.jobs import lineage
+from rocketshim_spark.jobs import failures, keys, lineage
 from rocketshim_spark.jobs.lineage import format_lifecycle, is_fine
 from rocketshim_spark.report import Report, Table, as_html, as_text, json_value, report_json
 from rocketshim_spark.small_frames import small_frame
@@ -116,6 +117,7 @@ def test_the_json_of_a_report_has_an_object_for_each_row_and_times_in_utc() -> N
         "tables": [
             {
                 "title": "worst",
+                "total": 2,
                 "rows": [
                     {"key": "k-1", "at": "2026-11-20T18:00:00.005Z", "count": 3},
                     {"key": None, "at": None, "count": 0},
@@ -131,9 +133,62 @@ def test_the_console_shows_the_first_rows_of_a_long_table_and_the_others_are_on_
         "lineage", "", fine=True, tables=(Table("by group", ("group",), [(f"g{n}",) for n in range(1_000)]),)
     )
     lines = as_text(report).split("\n")
+    assert lines[2] == "by group: the first 50 of 1,000"
     assert lines[-2:] == ["g49", "… and 950 more rows: see the page, or use --json"]
     assert "<td>g999</td>" in as_html(report, about="lake")
     assert len(report_json(report)["tables"][0]["rows"]) == 1_000
+
+
+def test_a_table_of_which_not_all_rows_were_collected_says_how_many_there_are() -> None:
+    rows = [(f"g{n}",) for n in range(1_001)]
+    report = Report("keys", "", fine=True, tables=(Table("keys", ("key",), rows, 70_000),))
+    assert as_text(report).split("\n")[-1] == "… and 69,950 more rows: see the page, or use --json"
+    page = as_html(report, about="lake")
+    assert "<h2>keys: the first 1,000 of 70,000</h2>" in page
+    assert "g1000" not in page
+    assert report_json(report)["tables"][0]["total"] == 70_000
+
+
+def test_keys_that_are_no_text_never_look_alike() -> None:
+    table = Table("keys", ("key",), [(b"\xff",), (b"\xfe",), ("é".encode(),)])
+    assert as_text(Report("keys", "", fine=True, tables=(table,))).split("\n")[-3:] == ["0xff", "0xfe", "é"]
+    assert [json_value(key) for (key,) in table.rows] == ["0xff", "0xfe", "é"]
+
+
+def test_the_page_of_a_plan_has_its_name() -> None:
+    report = Report("replay-plan", "4 to send", fine=True, subject="monday")
+    assert (report.page, as_text(report)) == ("replay-plan-monday.html", "replay-plan monday: 4 to send")
+    assert "<h1>replay-plan monday:" in as_html(report, about="lake")
+    assert report_json(report)["subject"] == "monday"
+
+
+def test_a_new_cause_that_failed_once_comes_before_causes_that_failed_often(spark: SparkSession) -> None:
+    at = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
+    rows = [("g", f"Old{n}", "", at, 100, 0, at, at, False) for n in range(40)]
+    rows += [("g", "Dead", "", at, 1, 1, at, at, False), ("g", "New", "", at, 1, 0, at, at, True)]
+    columns = (
+        "grp string, fail_class string, fingerprint string, hour timestamp, failures bigint, dead bigint, "
+        "first_seen timestamp, last_seen timestamp, is_new boolean"
+    )
+    found = small_frame(spark, rows, columns).withColumn("samples", F.array(F.lit("a/0/1")))
+    (table,) = failures.report(found).tables
+    assert [row[1] for row in table.rows[:3]] == ["New", "Dead", "Old0"]
+    assert (len(table.rows), table.count) == (42, 42)
+
+
+def test_a_poison_key_and_broken_order_come_before_keys_that_failed_often(spark: SparkSession) -> None:
+    kinds = [("often", 90, False, False)] * 60 + [("poison", 3, True, False), ("violation", 1, False, True)]
+    rows = [("g", "t", f"{kind}{n}", 100, failed, 0, 1, 1, 1, 0, 0.5, 0.1, poison, violation)
+            for n, (kind, failed, poison, violation) in enumerate(kinds)]  # fmt: skip
+    found = small_frame(
+        spark, rows,
+        "grp string, topic string, key string, messages bigint, failed bigint, dead bigint, most_attempts int, "
+        "consecutive bigint, blocked_ms bigint, overtaken bigint, failed_share double, share_of_all double, "
+        "poison boolean, violation boolean",
+    ).withColumn("key", F.col("key").cast("binary"))  # fmt: skip
+    report = keys.report(found)
+    assert [bytes(row[2]).decode() for row in report.tables[0].rows[:3]] == ["poison60", "violation61", "often0"]
+    assert report.bars[0] == ("t poison60", 3)
 
 
 def test_lineage_lists_groups_with_findings_first_and_what_is_broken(spark: SparkSession) -> None:

@@ -35,11 +35,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
 from rocketshim_spark.jobs.lineage import STATES
-from rocketshim_spark.report import Report, Table
+from rocketshim_spark.report import MOST_ROWS, Report, Table
 
 __all__ = ["malformed", "report", "residuals", "transform"]
-
-_LISTED = 50
 
 
 def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
@@ -166,7 +164,7 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
         malformed_records: as `malformed` returns them.
     """
     counted = account.orderBy(F.desc(F.col("residual") + F.col("parked")), "topic", "grp").collect()
-    listed = missing.orderBy("explained", "topic", "grp", "msg_id").limit(_LISTED).collect()
+    listed = missing.orderBy("explained", "topic", "grp", "msg_id").limit(MOST_ROWS).collect()
     holes = gaps.orderBy("topic", "partition", "gap_from").collect()
     # Collected in one query, because it decodes the whole history. The kinds are few: a reason is not a free text.
     broken = malformed_records.orderBy(F.desc("records"), "topic", "reason").collect()
@@ -187,8 +185,8 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
     ]
     if listed:
         fields = ("topic", "grp", "msg_id", "reason", "explained", "state", "origin")
-        title = f"residual, message by message (the first {_LISTED})"
-        tables.append(Table.of(title, fields, listed))
+        total = sum(row.residual + row.expired for row in counted)
+        tables.append(Table.of("residual, message by message", fields, listed, total))
     if broken:
         of_broken = ("topic", "reason", "records", "first_at", "sample")
         tables.append(Table.of("malformed records", of_broken, broken))

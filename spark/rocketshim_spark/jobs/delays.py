@@ -30,7 +30,6 @@ compared. A record that was delivered more than once is never reported as overta
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pyspark.sql import Column, DataFrame
@@ -38,15 +37,13 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from pyspark.sql.window import Window
 
 from rocketshim_spark.jobs.lineage import is_landed
-from rocketshim_spark.report import Report, Table
+from rocketshim_spark.report import MOST_ROWS, Report, Table
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.timers import fates
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["DelayParams", "outcomes", "report", "transform"]
-
-_LISTED: Final = 50
 
 
 class DelayParams(BaseModel):
@@ -262,11 +259,11 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
     sums = {name: sum(row[name] for row in counted) for name in ("delivered", *bad_names)}
     bad = found.filter(F.col("early") | F.col("overtaken") | F.col("outcome").isin("never", "stuck", "parked"))
     listed = ("coordinates", "msg_id", "grp", "real_topic", "outcome", "early", "overtaken", "due_at", "late_ms")
-    worst = bad.orderBy("outcome", "due_at", "coordinates").limit(_LISTED).collect()
+    worst = bad.orderBy("outcome", "due_at", "coordinates").limit(MOST_ROWS).collect()
     tables = [Table.of("by level and hour", fields, counted)]
     if worst:
-        title = f"early, overtaken, stuck, parked or never delivered (the first {_LISTED})"
-        tables.append(Table.of(title, listed, worst))
+        total = len(worst) if len(worst) < MOST_ROWS else bad.count()
+        tables.append(Table.of("early, overtaken, stuck, parked or never delivered", listed, worst, total))
     latest: dict[str, int] = {}
     for row in counted:
         if row.late_p99_ms is not None:

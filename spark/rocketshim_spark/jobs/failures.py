@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark.report import Report, Table, utc
+from rocketshim_spark.report import MOST_ROWS, Report, Table, utc
 
 __all__ = ["FailureParams", "attempts", "report", "transform"]
 
@@ -128,12 +128,13 @@ def transform(events: DataFrame, params: FailureParams | None = None) -> DataFra
     )
 
 
-def report(found: DataFrame, limit: int = 30) -> Report:
-    """Make the report of the most frequent causes. Findings: a message that became dead, and a new cause.
+def report(found: DataFrame) -> Report:
+    """Make the report of the causes: new ones first, then those that made messages dead, then the most frequent ones.
+
+    Findings: a message that became dead, and a new cause.
 
     Args:
         found: as `transform` returns it.
-        limit: maximum number of causes to list.
     """
     causes = found.groupBy(*_CAUSE).agg(
         F.sum("failures").alias("failures"),
@@ -146,13 +147,14 @@ def report(found: DataFrame, limit: int = 30) -> Report:
     totals = causes.agg(F.count("*"), F.sum("failures"), F.sum("dead"), F.count_if("is_new")).collect()[0]
     count, failures, dead, new = (value or 0 for value in totals)
     fields = ("grp", "fail_class", "fingerprint", "failures", "dead", "is_new", "first_seen", "last_seen", "sample")
-    rows = causes.orderBy(F.desc("failures"), *_CAUSE).limit(limit).collect()
+    worst_first = (F.desc("is_new"), F.desc("dead"), F.desc("failures"), *_CAUSE)
+    rows = causes.orderBy(*worst_first).limit(MOST_ROWS).collect()
     hours = found.groupBy("hour").agg(F.sum("failures").alias("failures")).orderBy(F.desc("hour")).limit(48).collect()
     return Report(
         job="failures",
         verdict=f"{failures} failures of {count} causes: {dead} ended dead, {new} causes are new",
         fine=not dead and not new,
-        tables=(Table.of("causes", fields, rows),),
+        tables=(Table.of("causes", fields, rows, count),),
         bars=tuple((f"{utc(row.hour):%Y-%m-%d %H:00}", row.failures) for row in reversed(hours)),
         bars_title="failures by hour, UTC (the last 48)",
     )

@@ -23,11 +23,11 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from pyspark.sql.window import Window
 
 from rocketshim_spark.jobs.lineage import DEAD, DELIVERED
-from rocketshim_spark.report import Report, Table
+from rocketshim_spark.report import MOST_ROWS, Report, Table, bytes_text
 
 __all__ = ["KeyParams", "report", "transform"]
 
-_LISTED: Final = 30
+_BARS: Final = 20
 
 
 class KeyParams(BaseModel):
@@ -109,7 +109,7 @@ def transform(lifecycles: DataFrame, params: KeyParams | None = None) -> DataFra
 
 
 def report(found: DataFrame) -> Report:
-    """Make the report of the worst keys. Findings: a poison key, and broken order in a group that relies on it.
+    """Make the report of the keys, findings first: a poison key, and broken order in a group that relies on it.
 
     Args:
         found: as `transform` returns it.
@@ -118,11 +118,16 @@ def report(found: DataFrame) -> Report:
         *("grp", "topic", "key", "messages", "failed", "dead", "most_attempts", "consecutive", "blocked_ms"),
         *("overtaken", "failed_share", "share_of_all", "poison", "violation"),
     )
-    count, poison, overtaken, violations = found.agg(
-        F.count("*"), F.count_if("poison"), F.sum("overtaken"), F.sum(F.when(F.col("violation"), F.col("overtaken")))
+    is_listed = F.col("failed") > 0
+    count, poison, overtaken, violations, listed = found.agg(
+        F.count("*"),
+        F.count_if("poison"),
+        F.sum("overtaken"),
+        F.sum(F.when(F.col("violation"), F.col("overtaken"))),
+        F.count_if(is_listed),
     ).collect()[0]
-    worst = found.filter("failed > 0").orderBy(F.desc("failed"), F.desc("blocked_ms"), "grp", "key").limit(_LISTED)
-    rows = worst.collect()
+    worst_first = (F.desc(F.col("violation") | F.col("poison")), F.desc("failed"), F.desc("blocked_ms"))
+    rows = found.filter(is_listed).orderBy(*worst_first, "grp", "topic", "key").limit(MOST_ROWS).collect()
     return Report(
         job="keys",
         verdict=(
@@ -130,8 +135,8 @@ def report(found: DataFrame) -> Report:
             f"{violations or 0} of them where order matters"
         ),
         fine=not poison and not violations,
-        tables=(Table.of("keys with failures", fields, rows),),
-        bars=tuple((f"{row.grp} {bytes(row.key).decode('utf-8', 'replace')}", row.failed) for row in rows[:20]),
+        tables=(Table.of("keys with failures", fields, rows, listed),),
+        bars=tuple((f"{row.topic} {bytes_text(row.key) or '(empty)'}", row.failed) for row in rows[:_BARS]),
         bars_title="failed messages by key",
         notes=("overtaken is inferred: committed positions show which messages were handled",),
     )

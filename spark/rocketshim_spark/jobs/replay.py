@@ -34,7 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from rocketshim.admin.decoder import Decoder
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.redrive_marks import empty_settled, join_settled
-from rocketshim_spark.report import Report, Table
+from rocketshim_spark.report import MOST_ROWS, Report, Table
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog
@@ -53,8 +53,6 @@ __all__ = [
 ]
 
 _POSITION: Final = ("topic", "partition", "offset")
-_LISTED: Final = 50
-_LISTED_CAUSES: Final = 1_000
 
 
 class PlanParams(BaseModel):
@@ -271,7 +269,7 @@ def _limit(decisions: Iterable[_Decision], most: int) -> Iterator[_Decision]:
         yield each._replace(reason="beyond-max", target=None) if is_beyond else each
 
 
-def plan_report(planned: DataFrame) -> Report:
+def plan_report(planned: DataFrame, name: str) -> Report:
     """Make the report of a plan: dead letters by action, reason, target and cause.
 
     Repeats are one reason, not one for each dead letter that they repeat.
@@ -279,13 +277,15 @@ def plan_report(planned: DataFrame) -> Report:
     fields = ("action", "reason", "target", "fail_class", "fingerprint")
     planned = planned.withColumn("reason", F.regexp_replace("reason", "^repeat-of:.*", "repeat-of"))
     counted = planned.groupBy(*fields).agg(F.count("*").alias("letters")).orderBy(F.desc("letters"), *fields)
-    rows = counted.limit(_LISTED_CAUSES).collect()
+    rows = counted.limit(MOST_ROWS).collect()
+    kinds = len(rows) if len(rows) < MOST_ROWS else counted.count()
     total, sent = planned.agg(F.count("*"), F.count_if(F.col("action") == "send")).collect()[0]
     return Report(
         job="replay-plan",
+        subject=name,
         verdict=f"{total} dead letters: {sent} to send, {total - sent} skipped",
         fine=True,
-        tables=(Table.of(f"what would be done (at most {_LISTED_CAUSES} rows)", (*fields, "letters"), rows),),
+        tables=(Table.of("what would be done", (*fields, "letters"), rows, kinds),),
         bars=tuple((f"{row.fail_class}: {row.fingerprint}"[:40], row.letters) for row in rows[:20]),
         bars_title="dead letters by cause",
     )
@@ -359,19 +359,26 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
     )
 
 
-def verify_report(checked: DataFrame) -> Report:
-    """Make the report. Findings: missing and altered records. Duplicates, and records of other plans, are listed."""
+def verify_report(checked: DataFrame, name: str) -> Report:
+    """Make the report. Findings, which come first: missing and altered records.
+
+    Duplicates, and records of other plans, are listed too.
+    """
     sums = {row.outcome: row.letters for row in checked.groupBy("outcome").agg(F.count("*").alias("letters")).collect()}
-    bad = checked.filter("outcome <> 'there'").orderBy("outcome", "coordinates").limit(_LISTED).collect()
+    is_finding = F.col("outcome").isin("missing", "altered")
+    listed = checked.filter("outcome <> 'there'").orderBy(F.desc(is_finding), "outcome", "coordinates")
+    bad = listed.limit(MOST_ROWS).collect()
+    total = sum(count for outcome, count in sums.items() if outcome != "there")
     fields = ("coordinates", "target", "outcome", "times", "found_at", "settled_by")
     return Report(
         job="replay-verify",
+        subject=name,
         verdict=(
             f"{sum(sums.values())} planned: {sums.get('there', 0)} there, {sums.get('missing', 0)} missing, "
             f"{sums.get('twice', 0)} twice, {sums.get('altered', 0)} altered, {sums.get('elsewhere', 0)} by others"
         ),
         fine=not sums.get("missing") and not sums.get("altered"),
-        tables=(Table.of("what is not as planned", fields, bad),),
+        tables=(Table.of("what is not as planned", fields, bad, total),),
         bars=tuple(sums.items()),
     )
 

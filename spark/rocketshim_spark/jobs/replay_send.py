@@ -89,7 +89,7 @@ def send(
             letters = list(of_source)
             plan_id, to_source, log_end = letters[0].redrive, letters[0].to_source, letters[0].log_end
             progress = RedriveProgress(
-                [PlannedLetter(*row[1:5], row.fail_class or "", row.msg_id) for row in letters],
+                [_planned_letter(row) for row in letters],
                 rate_per_s=max_per_second,
                 stop_ratio=stop_ratio,
             )
@@ -124,6 +124,10 @@ def send(
         left=0 if dry_run else sums["waiting"],
         is_stopped=is_stopped,
     )
+
+
+def _planned_letter(row: Any) -> PlannedLetter:
+    return PlannedLetter(row.partition, row.offset, row.digest, row.target, row.fail_class or "", row.msg_id)
 
 
 def _record_maker(
