@@ -63,6 +63,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.producer-renewed": "The producer of retries failed and was replaced by a new one.",
     "consumer.dropped": "A message failed in a consumer without retries; it is not delivered again.",
     "console.timer-commanded": "An operator of the console has cancelled a named timer, or has it delivered now.",
+    "console.users-file-refused": "The users' file has changed and is not valid; the users of before stay.",
     "console.page-failed": "A page of the console could not be made because of a bug.",
     "console.run-failed": "Applying a redrive plan in the console ended because of a bug; what was sent is marked.",
     "dropin.clock-differs": "This machine's clock differs from the brokers' by more than a minute: set it.",

@@ -194,7 +194,7 @@ class RedrivePlan(BaseModel):
             claimed = fields.pop("id")
             fields.pop("summary", None)
             plan = cls.model_validate_json(json.dumps(fields))
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{error!r:.100}"
             raise ConfigError(f"this is not a redrive plan of version {PLAN_VERSION} ({first})") from error
         if claimed != plan.id:

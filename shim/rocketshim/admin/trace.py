@@ -133,7 +133,7 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
         return f"{_command_text(envelope)}; {show} tells what it did"
     if name == names.parked:
         return f"parked: {envelope.park_reason}"
-    if envelope.consumer_group is not None and name == names.dead_letter(envelope.consumer_group):
+    if name.startswith(names.dead_letter_prefix):  # whichever group it names, perhaps none that can exist
         return f"dead: {cause}"
     plan = _redriven_by(envelope)
     if plan is not None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -159,34 +160,39 @@ def _serve(settings: ConsoleSettings) -> None:
     from rocketshim.console.server_app import ImpatientProtocol, make_app  # noqa: PLC0415
 
     token = new_token()
-    app = make_app(settings, token=token)
-    tls: dict[str, Any] = {}
-    if settings.tls_cert is not None:
-        tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=ImpatientProtocol,
-        log_level="warning",
-        access_log=False,  # it would write the token of the first request
-        proxy_headers=False,  # the guard must see the real address of a proxy
-        server_header=False,
-        timeout_graceful_shutdown=5,
-        limit_concurrency=200,
-        h11_max_incomplete_event_size=32_768,
-        **tls,
-    )
     try:
-        config.load()
-    except OSError as error:  # of the certificate: ssl.SSLError is one, too
-        raise ConfigError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from error
-    _share_heaps()
-    sys.setswitchinterval(_SWITCH_S)
-    _allow_many_files()
-    for line in _welcome(settings, token):
-        typer.echo(line, err=True)
-    uvicorn.Server(config).run()
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listening = socket.create_server((settings.host, settings.port), family=family, backlog=2_048)
+    except OSError as error:
+        raise ConfigError(f"--listen {settings.host}:{settings.port}: cannot listen there ({error})") from error
+    with listening:
+        settings = settings.model_copy(update={"port": listening.getsockname()[1]})
+        app = make_app(settings, token=token)
+        tls: dict[str, Any] = {}
+        if settings.tls_cert is not None:
+            tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+        config = uvicorn.Config(
+            app,
+            http=ImpatientProtocol,
+            log_level="warning",
+            access_log=False,  # it would write the token of the first request
+            proxy_headers=False,  # the guard must see the real address of a proxy
+            server_header=False,
+            timeout_graceful_shutdown=5,
+            limit_concurrency=200,
+            h11_max_incomplete_event_size=32_768,
+            **tls,
+        )
+        try:
+            config.load()
+        except OSError as error:  # of the certificate: ssl.SSLError is one, too
+            raise ConfigError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from error
+        _share_heaps()
+        sys.setswitchinterval(_SWITCH_S)
+        _allow_many_files()
+        for line in _welcome(settings, token):
+            typer.echo(line, err=True)
+        uvicorn.Server(config).run([listening])
 
 
 def _share_heaps() -> None:

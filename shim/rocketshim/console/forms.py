@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Final, Self
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -17,6 +17,7 @@ __all__ = ["Form", "Selection", "decimal", "given", "read_form", "sql_text", "wh
 
 
 Form = Mapping[str, str]
+_MOST_WHERE_CHARS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Selection:
     def of(cls, form: Form, settings: ConsoleSettings) -> Self:
         """Return the selection of a query or form; refuse one that would tell something about hidden headers."""
         selection = cls(**{field.name: given(form, field.name) for field in fields(cls)})
+        if selection.where is not None and len(selection.where) > _MOST_WHERE_CHARS:
+            raise ConfigError(
+                f"the condition has {len(selection.where):,} characters; a page tries it on thousands of records, so "
+                f"it may have {_MOST_WHERE_CHARS:,}: use the command line"
+            )
         if "headers" in settings.hide:
             named = set() if selection.where is None else set(SqlFilter(selection.where).properties)
             if selection.key is not None or not named <= RESERVED - {KEYS}:

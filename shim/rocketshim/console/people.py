@@ -4,7 +4,9 @@ Sessions live in memory: a restart ends them. A session's id is made at login an
 that it cannot be fixed by somebody else. Comparisons take the same time whether they succeed or not.
 
 A line of the users' file is `NAME:ROLE:scrypt$N$R$P$SALT$HASH`, made by `rocketshim console --new-user`. Empty lines
-and lines that begin with `#` are skipped.
+and lines that begin with `#` are skipped. The file is read again when it changes: users that are no longer in it, or
+have another role or password, are logged out. While it cannot be read or is not valid, the users of before stay, and a
+warning is logged, so that a slip of an editor locks nobody out.
 """
 
 import base64
@@ -22,6 +24,7 @@ if TYPE_CHECKING:  # an extra, and `--help` and `--new-user` do without
     from starlette.datastructures import Headers
 
 from rocketshim.errors import ConfigError
+from rocketshim.logs import safe_logger
 
 __all__ = [
     "Person",
@@ -41,6 +44,7 @@ _SESSION_MS: Final = 12 * 3_600_000
 _MOST_SESSIONS: Final = 1_000
 _MOST_FAILURES: Final = 20
 _FAILURES_MS: Final = 60_000
+_LOG = safe_logger("rocketshim.console")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +71,75 @@ def check_token(token: str, name: str, secret: str) -> Person | None:
 
 
 class Users:
-    """The users of a file; the error of a line never contains a hash."""
+    """The users of a file; the error of a line never contains a hash.
 
-    def __init__(self, lines: list[str], file: str = "the users' file") -> None:
-        self._users: dict[str, tuple[Role, str]] = {}
-        for number, line in enumerate(lines, start=1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            name, _, rest = line.strip().partition(":")
-            role, _, hashed = rest.partition(":")
-            if role not in {"viewer", "operator"} or not name or not _is_hash(hashed) or name in self._users:
-                raise ConfigError(f"{file}, line {number}: not NAME:viewer|operator:scrypt$…, or repeated")
-            self._users[name] = ("operator" if role == "operator" else "viewer", hashed)
+    Thread-safety: any thread; the users are replaced by one assignment.
+    """
+
+    def __init__(self, lines: list[str], file: Path | str = "the users' file") -> None:
+        self._file = file
         self._nobody = _hashed(secrets.token_urlsafe(16))
+        self._users = _users_of(lines, file)
+        self._seen: object = _look(file)
 
     @classmethod
     def of(cls, path: Path) -> "Users":
         """Read the file, which other users of the machine must not be able to read."""
-        try:
-            is_open = path.stat().st_mode & 0o007
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the users' file {path} ({type(error).__name__})") from error
-        if is_open:
-            raise ConfigError(f"every user of this machine may read or write {path}: chmod o= {path}")
-        return cls(lines, str(path))
+        return cls(_lines(path), path)
 
     def check(self, name: str, secret: str) -> Person | None:
         """Return who this is; None: there is no such user, or the password is wrong."""
-        role, hashed = self._users.get(name, (None, self._nobody))
+        role, hashed = self._newest().get(name, (None, self._nobody))
         is_right = _matches(secret, hashed)
         return Person(name, role) if is_right and role is not None else None
+
+    def entry(self, name: str) -> object:
+        """Return what stands for a user in the file now; None: nothing."""
+        return self._newest().get(name)
+
+    def _newest(self) -> dict[str, tuple[Role, str]]:
+        """Return the users of the file, which is read if it has changed."""
+        seen = _look(self._file)
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._users = _users_of(_lines(Path(self._file)), self._file)
+            except ConfigError as error:
+                _LOG.warning("console.users-file-refused", extra={"error": str(error)})
+        return self._users
+
+
+def _look(file: Path | str) -> object:
+    """Return what tells two versions of a file apart."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        is_open = path.stat().st_mode & 0o007
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the users' file {path} ({type(error).__name__})") from error
+    if is_open:
+        raise ConfigError(f"every user of this machine may read or write {path}: chmod o= {path}")
+    return lines
+
+
+def _users_of(lines: list[str], file: Path | str) -> dict[str, tuple[Role, str]]:
+    users: dict[str, tuple[Role, str]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, _, rest = line.strip().partition(":")
+        role, _, hashed = rest.partition(":")
+        if role not in {"viewer", "operator"} or not name or not _is_hash(hashed) or name in users:
+            raise ConfigError(f"{file}, line {number}: not NAME:viewer|operator:scrypt$…, or repeated")
+        users[name] = ("operator" if role == "operator" else "viewer", hashed)
+    return users
 
 
 class ProxyUsers:
@@ -135,37 +177,51 @@ class ProxyUsers:
 class Sessions:
     """Logins with a form, and their sessions. `check` returns the person of a name and a secret; None: they are wrong.
 
-    Thread-safety: any thread; one lock. One password is checked at a time, so that guessing cannot use up memory.
+    A session counts as long as `entry`, what is known of its user, is what it was at the login.
+
+    After 20 failures in a minute, no login of that name is tried until the minute is over. A token has no name, and
+    cannot be guessed: its failures are not counted, so that no stranger's page locks anybody out.
+
+    Thread-safety: any thread; call `login` from one at a time, so that guessing cannot use up memory.
     """
 
-    def __init__(self, check: Callable[[str, str], Person | None], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        check: Callable[[str, str], Person | None],
+        now_ms: Callable[[], int],
+        entry: Callable[[str], object] = lambda _: None,
+    ) -> None:
         self._check = check
         self._now_ms = now_ms
-        self._sessions: dict[str, tuple[Person, int]] = {}
-        self._failures: list[int] = []
+        self._entry = entry
+        self._sessions: dict[str, tuple[Person, int, object]] = {}
+        self._failures: list[tuple[str, int]] = []
         self._lock = threading.Lock()
 
     def login(self, name: str, secret: str) -> str | None:
-        """Return the id of a new session; None: name or secret are wrong. Refuse all after 20 failures in a minute."""
+        """Return the id of a new session; None: name or secret are wrong. After many failures of a name, refuse it."""
+        now_ms = self._now_ms()
+        self._failures = [each for each in self._failures if now_ms - each[1] < _FAILURES_MS]
+        if [each[0] for each in self._failures].count(name) >= _MOST_FAILURES:
+            raise TooManyAttemptsError
+        entry = self._entry(name)
+        person = self._check(name, secret)
+        if person is None:
+            self._failures += [(name, now_ms)] if name else []
+            return None
+        session = secrets.token_urlsafe(32)
         with self._lock:
-            now_ms = self._now_ms()
-            self._failures = [at_ms for at_ms in self._failures if now_ms - at_ms < _FAILURES_MS]
-            if len(self._failures) >= _MOST_FAILURES:
-                raise TooManyAttemptsError
-            person = self._check(name, secret)
-            if person is None:
-                self._failures.append(now_ms)
-                return None
             self._drop_old(now_ms)
-            session = secrets.token_urlsafe(32)
-            self._sessions[session] = (person, now_ms + _SESSION_MS)
-            return session
+            self._sessions[session] = (person, now_ms + _SESSION_MS, entry)
+        return session
 
     def person(self, session: str) -> Person | None:
-        """Return the user of this session; None: there is none, or it has expired."""
+        """Return the user of this session; None: there is none, it has expired, or the user has changed."""
         with self._lock:
-            person, until_ms = self._sessions.get(session, (None, 0))
-            return person if self._now_ms() < until_ms else None
+            person, until_ms, entry = self._sessions.get(session, (None, 0, None))
+        if person is None or self._now_ms() >= until_ms or self._entry(person.name) != entry:
+            return None
+        return person
 
     def logout(self, session: str) -> None:
         """End a session."""
@@ -204,8 +260,10 @@ def _matches(password: str, hashed: str) -> bool:
 
 
 def _is_hash(text: str) -> bool:
+    """Return whether a hash costs what ours do: a cheap one could be guessed, a dear one would keep others waiting."""
     try:
-        _matches("", text)
-    except (ValueError, OverflowError):
+        kind, n, r, p, salt, digest = text.split("$")
+        sizes = [len(base64.b64decode(each, validate=True)) for each in (salt, digest)]
+    except ValueError:
         return False
-    return text.startswith("scrypt$")
+    return (kind, n, r, p) == ("scrypt", str(_N), str(_R), str(_P)) and sizes[0] >= 16 and sizes[1] == 64

@@ -10,8 +10,9 @@ Rules:
 * The limit of results counts matching records only. A search that finds nothing ends by bytes or by time.
 * Bytes count keys, values and headers of every record that was read. The limit is exceeded by at most one window
   (`next_window`).
-* A window is read as a whole before its records are yielded. A window that time cuts stays in `rest`, and nothing of it
-  is yielded. One whose records turn out to be much larger than those before is read again, in smaller ones.
+* A window is read as a whole before its records are yielded. A window that time cuts while it is read stays in `rest`,
+  and nothing of it is yielded. One whose records turn out to be much larger than those before is read again, in
+  smaller ones.
 * Time is checked at least every 0.2 s while the cluster answers. A single lookup blocks for 10 s at most.
 
 A cursor names what was not read: `PARTITION:START-END` for each partition, joined by `.`. The topic is in the page's
@@ -199,10 +200,15 @@ class BoundedReading:
             if records is None:
                 last_count = max(1, last_count // (4 * _GROWTH))
                 continue
-            for record in newest_first(records):
+            tried: dict[TopicPartitionKey, tuple[int, int]] = {}
+            for number, record in enumerate(newest_first(records)):
+                if number % _CHECK_EVERY == 0 and self._is_time_over():  # a condition may take long
+                    self.rest = {**self.rest, **tried}
+                    return
+                key = TopicPartitionKey(record.topic(), record.partition())
+                tried[key] = (self.rest[key][0], record.offset())
                 if self._matching(record):
-                    key = TopicPartitionKey(record.topic(), record.partition())
-                    self.rest = {**self.rest, key: (self.rest[key][0], record.offset())}
+                    self.rest = {**self.rest, **tried}
                     result_count += 1
                     yield record
                     if self._is_full(Ending.RESULTS, result_count, limits.results):

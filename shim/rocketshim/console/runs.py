@@ -25,6 +25,9 @@ from rocketshim_topics.redrive_plan import RedrivePlan
 __all__ = ["PlanFiles", "Run", "Runs"]
 
 
+_MOST_FILE_BYTES: Final = 256 << 20  # two million dead letters
+
+
 class PlanFiles:
     """The plans in a folder, each named by its id: the same files that `rocketshim dlq plan --out` writes.
 
@@ -50,11 +53,19 @@ class PlanFiles:
             raise ConfigError(f"the plan cannot be stored in {self._folder} ({error.strerror})") from error
 
     def load(self, plan_id: str) -> RedrivePlan | None:
-        """Return a plan; None: there is none with this id. A file that was changed is an error."""
+        """Return a plan; None: there is none with this id. A file that was changed or swapped is an error."""
         path = self._folder / f"{plan_id}.json"
-        if re.fullmatch(r"[0-9a-f]{20}", plan_id) is None or not path.is_file():
-            return None
-        return read_plan(path)
+        try:
+            if re.fullmatch(r"[0-9a-f]{20}", plan_id) is None or not path.is_file():
+                return None
+            if path.stat().st_size > _MOST_FILE_BYTES:
+                raise ConfigError(f"{path} is too large for the console: apply it with rocketshim dlq apply")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot read the plan ({type(error).__name__})") from error
+        plan = read_plan(path)
+        if plan.id != plan_id:
+            raise ConfigError(f"{path} has another plan, {plan.id}: what was reviewed is not what it would do")
+        return plan
 
     def listed(self, most: int = 100) -> Iterator[RedrivePlan]:
         """Yield the plans, the newest first, one in memory at a time; leave out a file that is not a plan."""

@@ -127,7 +127,7 @@ class Guard:
         if sites:
             return sites == {"same-origin"}
         own = self._settings.origin or f"{request.url.scheme}://{headers.get('host', '')}".lower()
-        return headers.get("origin", "").lower() == own
+        return [each.lower() for each in headers.getlist("origin")] == [own]
 
     def _without_base_path(self, scope: Scope) -> Scope:
         base = self._settings.base_path
@@ -172,15 +172,19 @@ def _text(status: HTTPStatus, text: str) -> Response:
 
 def _login_routes(sessions: Sessions) -> list[Route]:
     """Return the routes of the login page. A login makes a new session; the token never stays in a URL."""
+    checking = asyncio.Semaphore()  # one password at a time, and the others wait outside the threads
 
     def show(request: Request) -> Response:
         """Show the form; a token in the URL, as it is printed at start, logs in immediately."""
         token = request.query_params.get("token")
-        return _form(request) if token is None else _login(request, sessions, "", token)
+        is_token = token is not None and Console.of(request).settings.auth == "token"
+        return _login(request, sessions, "", token or "") if is_token else _form(request)
 
     async def login(request: Request) -> Response:
         form = await read_form(request)
-        return await run_in_threadpool(_login, request, sessions, form.get("name", ""), form.get("secret", ""))
+        name = "" if Console.of(request).settings.auth == "token" else form.get("name", "") or "-"
+        async with checking:
+            return await run_in_threadpool(_login, request, sessions, name, form.get("secret", ""))
 
     def logout(request: Request) -> Response:
         console = Console.of(request)
@@ -309,8 +313,10 @@ def _users(settings: ConsoleSettings, token: str, now_ms: Callable[[], int]) -> 
             operators=settings.operators,
             trusted=settings.trusted_proxies,
         )
-    check = partial(check_token, token) if settings.auth == "token" else Users.of(Path(settings.auth[1:])).check
-    return Sessions(check, now_ms)
+    if settings.auth == "token":
+        return Sessions(partial(check_token, token), now_ms)
+    users = Users.of(Path(settings.auth[1:]))
+    return Sessions(users.check, now_ms, users.entry)
 
 
 @asynccontextmanager

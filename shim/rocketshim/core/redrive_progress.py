@@ -60,8 +60,8 @@ class RedriveProgress:
         most: int | None = None,
         stop_ratio: float = DEFAULT_STOP_RATIO,
     ) -> None:
-        if rate_per_s is not None and not 0 < rate_per_s < inf:
-            raise ConfigError(f"the rate is {rate_per_s} dead letters a second; it must be a number above 0")
+        if rate_per_s is not None and not 0.0001 <= rate_per_s < inf:
+            raise ConfigError(f"the rate is {rate_per_s} dead letters a second; it must be 0.0001 or more")
         if most is not None and most < 1:
             raise ConfigError(f"the maximum is {most} dead letters; it must be 1 or more")
         if not 0 <= stop_ratio <= 1:

@@ -3,14 +3,16 @@
 import html
 import re
 import shlex
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import uvicorn
 
 from rocketshim.cli.app import build, main
-from rocketshim.cli.console import _allow_many_files, _welcome
+from rocketshim.cli.console import _allow_many_files, _serve, _welcome
 from rocketshim.console.people import Users, user_line
 from rocketshim.errors import ConfigError
 from rocketshim_topics import DelayLevels
@@ -36,7 +38,20 @@ def test_a_user_without_a_name_a_role_or_a_long_password_is_refused(name: str, r
         user_line(name, role, password)
 
 
-@pytest.mark.parametrize("line", ["ada", "ada:operator", "ada:operator:plain", "ada:root:scrypt$1", ":viewer:scrypt$"])
+HASHED = "A" * 24, "A" * 86 + "=="
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("ada", "ada:operator", "ada:operator:plain", "ada:root:scrypt$1", ":viewer:scrypt$"),
+        "ada:viewer:scrypt$-1$8$1$" + "$".join(HASHED),
+        "ada:viewer:scrypt$2$1$1$" + "$".join(HASHED),
+        "ada:viewer:scrypt$16384$8$100$" + "$".join(HASHED),
+        "ada:viewer:scrypt$16384$99999999999999999999$1$" + "$".join(HASHED),
+        "ada:viewer:scrypt$16384$8$1$$",
+    ],
+)
 def test_a_broken_line_of_the_users_file_is_refused_without_its_content(line: str) -> None:
     with pytest.raises(ConfigError, match="line 2") as caught:
         Users(["# users", line])
@@ -54,6 +69,22 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path, capsys: pytest
     words = ["--tls-cert", str(file), "--tls-key", str(file), "--state-dir", str(tmp_path)]
     assert main(["console", "--bootstrap", "127.0.0.1:1", *words]) == 1
     assert f"--tls-cert {file}, --tls-key {file}: " in capsys.readouterr().err
+
+
+def test_any_free_port_is_named_in_the_address_and_a_used_one_is_refused(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = []
+    monkeypatch.setattr(
+        uvicorn.Server, "run", lambda _, sockets: ports.extend(each.getsockname()[1] for each in sockets)
+    )
+    _serve(stage.settings(port=0))
+    assert f"http://127.0.0.1:{ports[0]}/login?token=" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        assert main(["console", "--bootstrap", "127.0.0.1:1", "--listen", str(port)]) == 1
+    shown = capsys.readouterr().err
+    assert (f"--listen 127.0.0.1:{port}: cannot listen there" in shown, "token=" in shown) == (True, False)
 
 
 def test_the_console_may_open_as_many_files_as_its_user_may() -> None:

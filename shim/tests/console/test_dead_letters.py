@@ -1,6 +1,7 @@
 """From the causes of dead letters to a plan, ten of them, the verdict, and the rest."""
 
 import html
+import os
 import re
 import resource
 import threading
@@ -377,6 +378,55 @@ def test_the_plans_file_is_the_one_of_the_command_line(stage: Stage) -> None:
     assert (browser.get(url).status_code, "changed after it was made" in browser.get(url).text) == (400, True)
     assert browser.get("/plans").status_code == 200
     assert browser.post(f"{url}/apply", data={"most": "1"}).status_code == 400
+
+
+def test_a_plan_in_the_file_of_a_reviewed_one_is_not_applied(stage: Stage) -> None:
+    stage.add_dead(4)
+    browser = stage.browser(operate=True)
+    reviewed, other = (make_plan(browser, group=group) for group in ("payments", "evil"))
+    file, swapped = (stage.folder / f"{plan.rpartition('/')[2]}.json" for plan in (reviewed, other))
+    file.write_text(swapped.read_text())
+    answer = browser.post(f"{reviewed}/apply", data={"most": "4"})
+    assert (answer.status_code, "has another plan" in answer.text) == (400, True)
+    assert browser.get("/plans").text.count("<td>evil") <= 1
+
+
+def test_no_file_in_the_folder_of_plans_ends_their_list(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.add_dead(1)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser).rpartition("/")[2]
+    for number, content in enumerate((b"[" * 200_000, b"\xff", b"", b'{"id": ' + b"9" * 5_000 + b"}", b"null")):
+        (stage.folder / f"{number:020}.json").write_bytes(content)
+    (stage.folder / f"{7:020}.json").mkdir()
+    (stage.folder / f"{8:020}.json").symlink_to("/dev/zero")
+    (stage.folder / f"{9:020}.json").symlink_to("nowhere")
+    os.mkfifo(stage.folder / f"{10:020}.json")
+    shown = browser.get("/plans")
+    assert (shown.status_code, plan in shown.text) == (200, True)
+    assert browser.get(f"/plans/{0:020}").status_code == 400
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert browser.get("/plans").status_code == 200
+
+
+def refuse(path: Path) -> bool:
+    """Behave as a file of another user in a folder that only they may look into."""
+    raise PermissionError(path)
+
+
+@pytest.mark.parametrize("rate", ["1e-320", "0", "-1", "nan", "inf"])
+def test_a_rate_that_no_clock_can_keep_sends_nothing(stage: Stage, rate: str) -> None:
+    stage.add_dead(4)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    answer = browser.post(f"{plan}/apply", data={"most": "1", "rate": rate})
+    assert (answer.status_code, "the rate is" in answer.text) == (400, True)
+
+
+def test_a_condition_that_would_take_long_is_refused(stage: Stage) -> None:
+    browser = stage.browser()
+    long = " OR ".join(f"x{number} CONTAINS 'aaaa'" for number in range(900))
+    answer = browser.get(f"/dead/{DEAD}/letters", params={"where": long})
+    assert (answer.status_code, "use the command line" in answer.text) == (400, True)
 
 
 @pytest.mark.parametrize("plan", ["0" * 20, "..%2f..%2fetc", "x", "A" * 20])

@@ -83,11 +83,62 @@ def test_logging_out_ends_the_session_for_everybody_with_its_cookie(stage: Stage
     assert client.get("/").status_code == 303
 
 
-def test_logins_are_refused_for_a_minute_after_twenty_failures(stage: Stage) -> None:
-    client = stage.client()
+PHRASE = "correct horse battery"
+
+
+def users_file(folder: Path, *lines: str) -> Path:
+    """Write a users' file; another file than before, as an editor does."""
+    written, users = folder / "users.new", folder / "users"
+    written.write_text("".join(f"{line}\n" for line in lines))
+    written.chmod(0o600)
+    return written.replace(users)
+
+
+def test_a_name_is_refused_for_a_minute_after_twenty_failures_and_no_other_is(stage: Stage, tmp_path: Path) -> None:
+    lines = [user_line(name, "viewer", PHRASE) for name in ("ada", "bob")]
+    client = stage.client(auth=f"@{users_file(tmp_path, *lines)}")
     client.headers.update(OUR_PAGE)
-    assert {client.post("/login", data={"secret": "x"}).status_code for _ in range(20)} == {401}
-    assert client.post("/login", data={"secret": TOKEN}).status_code == 429
+
+    def login(name: str, secret: str) -> int:
+        return client.post("/login", data={"name": name, "secret": secret}).status_code
+
+    assert {login("ada", "x") for _ in range(20)} == {401}
+    assert (login("ada", PHRASE), login("bob", PHRASE)) == (429, 303)
+
+
+def test_no_page_of_another_site_keeps_anybody_out(stage: Stage, tmp_path: Path) -> None:
+    image = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}
+    client = stage.client()
+    assert {client.get("/login", params={"token": "x"}, headers=image).status_code for _ in range(30)} == {401}
+    assert client.post("/login", data={"secret": TOKEN}, headers=OUR_PAGE).status_code == 303
+    of_users = stage.client(auth=f"@{users_file(tmp_path, user_line('ada', 'viewer', PHRASE))}")
+    assert {of_users.get("/login", params={"token": "x"}, headers=image).status_code for _ in range(30)} == {200}
+    answer = of_users.post("/login", data={"name": "ada", "secret": PHRASE}, headers=OUR_PAGE)
+    assert answer.status_code == 303
+
+
+def test_a_change_of_the_users_file_counts_and_ends_the_sessions_of_those_that_it_concerns(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ada, bob = (user_line(name, "viewer", PHRASE) for name in ("ada", "bob"))
+    app = make_app(stage.settings(auth=f"@{users_file(tmp_path, ada, bob)}"), clients=stage.kafka.clients())
+    stage.consoles.append(app.state.console)
+
+    def logged_in(name: str) -> TestClient:
+        client = TestClient(app, base_url=HOST, headers=OUR_PAGE, follow_redirects=False)
+        client.post("/login", data={"name": name, "secret": PHRASE})
+        return client
+
+    first, second = logged_in("ada"), logged_in("bob")
+    assert [client.get("/plans").status_code for client in (first, second)] == [200, 200]
+    users_file(tmp_path, bob, user_line("eve", "viewer", PHRASE))
+    assert [client.get("/plans").status_code for client in (first, second)] == [303, 200]
+    assert [logged_in(name).get("/plans").status_code for name in ("ada", "eve")] == [303, 200]
+    users_file(tmp_path, bob, "eve:root:x")
+    assert second.get("/plans").status_code == 200
+    assert [record.__dict__["event"] for record in caplog.records] == ["console.users-file-refused"]
+    users_file(tmp_path, user_line("bob", "operator", PHRASE))
+    assert second.get("/plans").status_code == 303
 
 
 @pytest.mark.parametrize(
@@ -115,8 +166,11 @@ def test_every_write_is_refused_unless_it_comes_from_our_own_page(stage: Stage, 
 def test_a_second_header_does_not_hide_where_a_form_comes_from(stage: Stage) -> None:
     client = stage.browser(operate=True)
     client.headers.pop("sec-fetch-site")
-    both = [("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")]
-    assert client.post("/logout", headers=both).status_code == 403
+    for both in (
+        [("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")],
+        [("origin", HOST), ("origin", "https://evil.example")],
+    ):
+        assert client.post("/logout", headers=both).status_code == 403
 
 
 def test_a_browser_without_fetch_metadata_is_known_by_its_origin(stage: Stage) -> None:

@@ -122,6 +122,26 @@ def test_a_reading_ends_when_its_time_is_over_and_keeps_what_it_has_not_read(wor
     assert sorted(seen + numbers(world.read(spans=reading.rest))) == list(range(100))
 
 
+def test_a_condition_that_takes_long_does_not_exceed_the_time_and_nothing_is_passed_over() -> None:
+    world, now_ns = World(1_000), 0
+
+    def slow(record: Any) -> bool:
+        nonlocal now_ns
+        now_ns += 10_000_000
+        return int(record.value()) % 7 == 0
+
+    found, spans, pages = [], None, 0
+    with world.reader:
+        while spans is None or spans:
+            began_ns, pages = now_ns, pages + 1
+            reading = world.read(ReadLimits(time_s=2.0), spans=spans, matching=slow, monotonic_ns=lambda: now_ns)
+            found += numbers(reading)
+            spans = reading.rest
+            assert now_ns - began_ns <= 2_640_000_000
+    assert pages >= 5
+    assert found == list(range(994, -1, -7))
+
+
 def silent_after(world: World, count: int, then: Callable[[], None]) -> TopicReader:
     """Return a reader whose cluster falls silent after some records: `then` is called at each empty poll."""
     clients, left = world.kafka.clients(), [count]

@@ -22,7 +22,11 @@ def pages(browser: TestClient) -> list[str]:
         f"/message/{DEAD}/0/0?everything=1", "/message?everything=1&id=m0", "/plans",
         "/waiting", "/waiting/records", "/retrying/payments", "/parked", "/groups", "/groups/payments", "/workers",
     ]  # fmt: skip
-    found = [browser.get(url).text for url in urls]
+    answers = [browser.get(url) for url in urls]
+    assert {answer.status_code for answer in answers} == {200}, [
+        (a.url, a.text[-500:]) for a in answers if a.status_code != 200
+    ]
+    found = [answer.text for answer in answers]
     answer = browser.post(f"/dead/{DEAD}/plans", data={"again": "1"})
     if answer.status_code == 303:
         found += [browser.get(answer.headers["location"]).text, browser.get("/plans").text]
