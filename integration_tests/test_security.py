@@ -55,6 +55,7 @@ from rocketshim.transactions import LocalTransactionState, TransactionMQProducer
 from rocketshim_local import LocalCluster
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from .waiting import await_ends_of_transactions
 
@@ -722,6 +723,15 @@ def test_a_fatal_error_while_a_record_is_stored_is_an_error_of_the_call(secured:
         store(producer, DeliveryReports(), DEADLINE_S, TOPIC, b"x")
     assert refused.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
     close_producer(producer, DEADLINE_S)
+
+
+def test_a_group_that_may_not_be_seen_is_named_soon(secured: Secured) -> None:
+    """Before, the answer came after 30 s: no broker answers."""
+    began_s = time.monotonic()
+    refused = pytest.raises(NotAuthorizedError, match=r"(?i)group authorization failed")
+    with TopicReader(secured.bootstrap, client=secured.client("spark")) as reader, refused:
+        reader.positions("another", [TopicPartitionKey(TOPIC, 0)])
+    assert time.monotonic() - began_s < 25
 
 
 # --- what is denied ----------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ LITTLE_AHEAD: Final = {"queued.max.messages.kbytes": 2_048, "fetch.message.max.b
 """For readers of a few records of many partitions: what the client fetches ahead costs memory, and time by a quota."""
 
 _METADATA_S: Final = 10.0
+_DENIED_S: Final = 1.0
 _TRIES: Final = 3  # a link on which a request takes 3 s needs more than 10 s for the first answer
 _POLL_S: Final = 0.2
 _FETCH_COUNT: Final = 1_000
@@ -184,7 +185,7 @@ class TopicReader:
         defaults = {"client.id": "rocketshim-read"}
         consumer = self._clients.consumer(merge(self._client, defaults=defaults, required=required))
         try:
-            found = self._ask(lambda: group_positions(consumer, asked, _METADATA_S))
+            found = self._ask(lambda: _positions(consumer, asked))
         finally:
             consumer.close()
         return {TopicPartitionKey.of(each): each for each in found}
@@ -400,3 +401,21 @@ class TopicReader:
             return TopicMissingError(f"there is no such topic or partition ({cause.str()}). {OR_HIDDEN}")
         text = self._complaints.text(self._consumer)
         return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()}){text}")
+
+
+def _positions(consumer: ConsumerClient, asked: list[TopicPartition]) -> list[TopicPartition]:
+    """Return the positions of a consumer's group; the consumer is subscribed to nothing.
+
+    Of a group that the principal may not see, the client asks for the coordinator until the time is over, and only its
+    event has the cause (test_a_group_that_may_not_be_seen_is_named_soon).
+    """
+    try:
+        return group_positions(consumer, asked, _DENIED_S)
+    except KafkaException as error:
+        event = consumer.poll(0)
+        cause = None if event is None else event.error()
+        if cause is not None and cause.code() in DENIED:
+            raise KafkaException(cause) from error
+        if error.args[0].code() != KafkaError._TIMED_OUT:  # noqa: SLF001 - no public spelling
+            raise
+    return group_positions(consumer, asked, _METADATA_S)
