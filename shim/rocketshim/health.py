@@ -203,7 +203,7 @@ class HealthServer:
         self._address = (host, port)
         self._state = state
         self._clock = clock
-        self._serving: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
+        self._serving: tuple[asyncio.AbstractEventLoop, threading.Thread, asyncio.Event] | None = None
         self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first; the server's thread only
 
     @property
@@ -218,23 +218,29 @@ class HealthServer:
         self._address = (self._address[0], listening.getsockname()[1])
         loop = asyncio.SelectorEventLoop()  # never the program's own kind, such as uvloop
         loop.set_exception_handler(lambda _, context: _log_failure("", context.get("exception")))
-        thread = threading.Thread(target=self._serve, args=(loop, listening), name="rocketshim-health", daemon=True)
-        self._serving = (loop, thread)
+        ended = asyncio.Event()
+        serve = (loop, listening, ended)
+        thread = threading.Thread(target=self._serve, args=serve, name="rocketshim-health", daemon=True)
+        self._serving = (loop, thread, ended)
         thread.start()
 
     def stop(self) -> None:
         """Stop listening, completely when this returns. A second call does nothing."""
         serving, self._serving = self._serving, None
         if serving is not None:
-            loop, thread = serving
-            loop.call_soon_threadsafe(loop.stop)
+            loop, thread, ended = serving
+            loop.call_soon_threadsafe(ended.set)
             thread.join()
 
-    def _serve(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
-        served = asyncio.start_server(self._exchange, sock=listening, limit=_MOST_HEAD_BYTES, backlog=_BACKLOG)
-        server = loop.run_until_complete(served)
-        loop.run_forever()
-        server.close()
+    def _serve(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, ended: asyncio.Event) -> None:
+        async def listen() -> None:
+            server = await asyncio.start_server(
+                self._exchange, sock=listening, limit=_MOST_HEAD_BYTES, backlog=_BACKLOG
+            )
+            await ended.wait()
+            server.close()
+
+        loop.run_until_complete(listen())
         exchanges = asyncio.all_tasks(loop)
         for exchange in exchanges:
             exchange.cancel()

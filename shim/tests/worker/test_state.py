@@ -1,5 +1,6 @@
 """The worker's state, health and metrics."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -317,6 +318,30 @@ def serving() -> Iterator[HealthServer]:
     server.start()
     yield server
     server.stop()
+
+
+def test_a_server_that_is_stopped_when_it_has_just_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_called, start_server = threading.Event(), asyncio.start_server
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *args: Any, **named: Any) -> Any:  # type: ignore[override]
+            handle = super().call_soon_threadsafe(*args, **named)
+            is_called.set()
+            return handle
+
+    async def until_stop_is_called(*args: Any, **named: Any) -> asyncio.Server:
+        started = await start_server(*args, **named)
+        is_called.wait(60)
+        return started
+
+    monkeypatch.setattr(asyncio, "SelectorEventLoop", Loop)
+    monkeypatch.setattr(asyncio, "start_server", until_stop_is_called)
+    server = HealthServer("127.0.0.1", 0, lambda: None, SystemClock())
+    server.start()
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    stopping.start()
+    stopping.join(60)
+    assert not stopping.is_alive()
 
 
 def test_hundreds_of_slow_clients_take_few_handles_and_no_thread_and_a_check_is_answered(
