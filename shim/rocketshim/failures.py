@@ -29,6 +29,7 @@ from rocketshim.core.log_limits import WINDOW_MS, FailureWindows
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS, Hop, HopKind
 from rocketshim.core.retry_policy import AtLevel, effective_limit
 from rocketshim.core.user_values import class_name, one_line, safe_text
+from rocketshim.kafka.membership import WorkerWatch
 from rocketshim.logs import SafeLogger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, wire
 from rocketshim_topics.durations import duration_text
@@ -238,8 +239,10 @@ class FailureLog:
         limit: int = -1,
         send_on_timeout_ms: int = SEND_ON_TIMEOUT_MS,
         prefix: str = "consumer",
+        worker: WorkerWatch | None = None,
     ) -> None:
         self._log = log
+        self._worker = worker
         self._group = group
         self._names = names
         self._levels = levels
@@ -316,7 +319,8 @@ class FailureLog:
         message = attempt.record if attempt.msg_id == attempt.record else f"{attempt.msg_id} ({attempt.record})"
         sentence = (
             f"{event}: attempt {number} of message {one_line(message)} in group {self._group} failed: "
-            f"{one_line(failure.exception_class)}: {text}; {_what_follows(attempt, failure.at_ms)}"
+            f"{one_line(failure.exception_class)}: {text}; "
+            + _what_follows(attempt, failure.at_ms, has_worker=self._worker is None or not self._worker.is_missing)
         )
         if count > 1:
             sentence += f" (failure {count} of this cause within a minute)"
@@ -386,9 +390,11 @@ def _id_of(message: Any) -> str:
         return coordinates(message)
 
 
-def _what_follows(attempt: Attempt, failed_ms: int) -> str:
+def _what_follows(attempt: Attempt, failed_ms: int, *, has_worker: bool) -> str:
     if attempt.delay_ms is None:
         return attempt.end
+    if not has_worker:
+        return f"no worker runs: next attempt when one does, in {duration_text(attempt.delay_ms)} at the earliest"
     at = time.strftime("%H:%M:%S", time.localtime((failed_ms + attempt.delay_ms) // 1_000))
     level = "" if attempt.level is None else f" (level {attempt.level})"
     return f"next attempt in {duration_text(attempt.delay_ms)}{level}, at {at}"

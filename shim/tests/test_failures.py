@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Message
@@ -39,6 +40,17 @@ def test_a_retry_is_a_warning_that_says_which_attempt_failed_why_and_when_it_com
         "ConnectionError: the bank\\ndoes not answer; next attempt in 10 s (level 3), at "
     )
     assert trace == ["  Traceback", '    File "shop.py"', "  Conn\\x1b"], "no line of a trace looks like a log line"
+
+
+def test_without_a_worker_no_time_is_promised(caplog: pytest.LogCaptureFixture) -> None:
+    worker = SimpleNamespace(is_missing=True)
+    log = FailureLog(safe_logger("rocketshim.consumer"), "g", TopicNames(), DelayLevels.default(), worker=worker)  # type: ignore[arg-type]
+    log.write(FAILURE, AGAIN, 1)
+    (line, *_) = caplog.records[-1].getMessage().split("\n")
+    assert line.endswith("; no worker runs: next attempt when one does, in 10 s at the earliest")
+    worker.is_missing = False
+    log.write(FAILURE, AGAIN, 1)
+    assert "; next attempt in 10 s (level 3), at " in caplog.records[-1].getMessage()
 
 
 @pytest.mark.parametrize("msg_id", ["A\nERROR forged", "A\x1b[2J", "\udc9a"], ids=["newline", "terminal", "not-utf-8"])

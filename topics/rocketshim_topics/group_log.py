@@ -16,7 +16,7 @@ module defines one record.
   new member may not know the base yet.
 * Renewals and releases give for each queue: its token; `confirmed_offset`, the offset of the owner's last record (claim
   or renewal) that it has read back; the position to continue from; and how often each unfinished message has failed
-  (`reconsume_counts`: pairs of offset and count, counts of 1 and more).
+  (`reconsume_counts`: pairs of offset and count, counts of 1 and more), the first of them with its cause for people.
 """
 
 from typing import Annotated, Final, Literal
@@ -28,6 +28,7 @@ from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
+    "CAUSE_CHARS",
     "GROUP_LOG_VERSION",
     "LEASE_MAX_MS",
     "ClaimRecord",
@@ -51,6 +52,10 @@ LEASE_MAX_MS: Final = 86_400_000
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
 _Offset = Annotated[int, Field(ge=0, le=LONG_MAX)]
 _Count = Annotated[int, Field(ge=1, le=INT_MAX)]
+
+
+CAUSE_CHARS: Final = 200
+"""The longest cause of a failing message."""
 
 
 class _Part(BaseModel):
@@ -83,12 +88,16 @@ class LeaseEntry(ClaimedQueue):
             granted or renewed.
         next_offset: position from which a new owner continues; None: unchanged.
         reconsume_counts: (offset, failed attempts so far) of the unfinished messages, ascending.
+        failing_ms: for how long the first of them has failed under this owner; None: not known. For people only.
+        cause: class and text of its last failure, 200 characters at most; None: not known. For people only.
     """
 
     token: _Offset
     confirmed_offset: _Offset
     next_offset: _Offset | None = None
     reconsume_counts: tuple[tuple[_Offset, _Count], ...] = ()
+    failing_ms: _Offset | None = None
+    cause: str | None = None
 
 
 class _Record(_Part):

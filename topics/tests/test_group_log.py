@@ -56,6 +56,25 @@ RECORDS: dict[str, GroupRecord] = {
             ),
         ),
     ),
+    "renew with the cause of a failing message": RenewRecord(
+        client_id=CLIENT,
+        incarnation="5f0c",
+        seq=4,
+        lease_ms=60_000,
+        base=BASE,
+        queues=(
+            LeaseEntry(
+                topic="orders",
+                queue_id=3,
+                token=BASE + 2,
+                confirmed_offset=2,
+                next_offset=118,
+                reconsume_counts=((118, 4),),
+                failing_ms=3_021,
+                cause="ConnectionError: no route",
+            ),
+        ),
+    ),
     "renew before anything was consumed": RenewRecord(
         client_id=CLIENT,
         incarnation="5f0c",

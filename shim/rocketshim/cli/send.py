@@ -11,7 +11,7 @@ import typer
 
 from rocketshim.admin.times import time_ms
 from rocketshim.cli.completion import complete_topic
-from rocketshim.cli.options import ConnectedWithLevels, Json, seconds
+from rocketshim.cli.options import ConnectedWithLevels, Connection, Json, seconds
 from rocketshim.errors import ConfigError, RocketshimError, SendError, SendTimeoutError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _IN_FLIGHT: Final = 1_000
+_LOOK_S: Final = 3.0
 
 
 def read_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -207,14 +208,27 @@ def send(
     try:
         if first is None:
             LineSender(producer, message, timeout_s=timeout, as_json=as_json).send(read_lines(sys.stdin.buffer))
-            return
-        result = producer.send(first, timeout_s=timeout)
+        else:
+            result = producer.send(first, timeout_s=timeout)
+            stored = f"{result.msg_id} stored at {result.offset_msg_id}"
+            typer.echo(json.dumps(facts_of(result)) if as_json else stored)
     finally:
         producer.close(timeout_s=1.0)  # a message without a report by now was already reported as such
-    if as_json:
-        typer.echo(json.dumps(facts_of(result)))
-    else:
-        typer.echo(f"{result.msg_id} stored at {result.offset_msg_id}")
+    if any(each is not None for each in (delay, delay_level, deliver_at, timer)):
+        _warn_without_worker(at)
+
+
+def _warn_without_worker(at: Connection) -> None:
+    """Tell that nobody delivers what has a delay, if that is sure."""
+    from rocketshim.kafka.clients import LastClientError  # noqa: PLC0415 - `--help` does without
+    from rocketshim.kafka.membership import described_groups  # noqa: PLC0415
+
+    with at.reader() as reader:
+        group = at.names.worker_group
+        found = described_groups(lambda: reader.admin(LastClientError()), [group], _LOOK_S)[group]
+    if not getattr(found, "members", True):
+        run = at.installation.command("worker", "--allow", "TOPIC")
+        typer.echo(f"no worker is running, so nothing is delivered until one does: {run}", err=True)
 
 
 def _pair(text: str) -> tuple[str, bytes]:

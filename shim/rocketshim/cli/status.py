@@ -21,6 +21,7 @@ from rocketshim.observe.verdict import verdict
 
 app = typer.Typer()
 _LOOK_S: Final = 0.5
+_AGAIN_S: Final = 1.0
 
 
 @app.command(epilog="Example: rocketshim status --bootstrap localhost:9092")
@@ -48,7 +49,9 @@ def status(
     urls, here = checked_urls(worker_url or ()), at.installation
     lookup = partial(OffsetLookup, at.bootstrap, at.names, groups=tuple(group or ()), client=at.client, left_out={})
     with (
-        Sampler(lookup, at.names, at.levels, every_s=every, workers=lambda: ask_workers(urls)) as sampler,
+        Sampler(
+            lookup, at.names, at.levels, every_s=every if watch else _AGAIN_S, workers=lambda: ask_workers(urls)
+        ) as sampler,
         sampler.watch() as looks,
     ):
         look: Snapshot | None = None

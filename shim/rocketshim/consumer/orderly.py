@@ -76,13 +76,14 @@ from rocketshim.core.orderly_queue import (
 from rocketshim.core.partition import FlowLimits, PauseReason
 from rocketshim.core.start_position import LookupRotation
 from rocketshim.core.subscriptions import Subscription
-from rocketshim.core.user_values import as_int, attribute, safe_text
+from rocketshim.core.user_values import as_int, attribute, one_line, safe_text
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.group_log import CAUSE_CHARS
 from rocketshim_topics.kafka_codes import REBALANCING
 from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
@@ -228,6 +229,7 @@ class OrderlyDispatch(Dispatch[OrderlyQueue]):
         times = action.reconsume_times
         failure, _ = task.why(action.message)
         if failure is not None:
+            task.queue.note_cause(action.message, one_line(f"{failure.exception_class}: {failure.text}")[:CAUSE_CHARS])
             self.send_back.suspended(action.message, failure, times, max(0, action.until_ms - self._now_ms()))
         stuck = action.forever and times >= _STUCK_FROM
         if stuck:
@@ -416,7 +418,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
         return run is None or run.is_drained
 
     def _release(self, lease: Lease, run: OrderlyQueue | None) -> None:
-        progress: Progress = (None, lease.reconsume_counts)  # the log keeps the position, and whose it is
+        progress: Progress = (None, lease.reconsume_counts, None)  # the log keeps the position, and whose it is
         if run is not None:
             progress = run.progress
             run.drop()

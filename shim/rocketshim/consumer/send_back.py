@@ -29,6 +29,7 @@ from rocketshim.core.partition import Work
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient
 from rocketshim.kafka.lanes import lane_of
+from rocketshim.kafka.membership import WorkerWatch
 from rocketshim.kafka.record_sender import OwnedSender
 from rocketshim.kafka.reports import BrokerTime
 from rocketshim.logs import safe_logger
@@ -59,7 +60,9 @@ class SendBack:
         settings: PushConsumerSettings,
         lanes: int,
         clock: Clock,
+        worker: WorkerWatch | None = None,
     ) -> None:
+        self._worker = worker
         names, limit = TopicNames(settings.namespace), settings.max_reconsume_times
         levels, group = settings.delay_levels, settings.group
         self.on_stored: Callable[[Any, list[Any]], None]  # set by the dispatch; gets what is done now
@@ -89,7 +92,7 @@ class SendBack:
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._turns = itertools.count()
         self._failure_log = FailureLog(
-            _LOG, group, names, levels, limit=limit, send_on_timeout_ms=settings.send_on_timeout_ms
+            _LOG, group, names, levels, limit=limit, send_on_timeout_ms=settings.send_on_timeout_ms, worker=worker
         )
         self._unstored: FailureWindows[str] = FailureWindows()  # by the name of the error
         self._now_ms = 0  # as of the last `turn`
@@ -133,6 +136,8 @@ class SendBack:
         """Begin a turn of the loop: log how many failures had no line of their own."""
         self._now_ms = now_ms
         self._failure_log.turn(now_ms)
+        if self._worker is not None:
+            self._worker.turn(now_ms)
 
     def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int) -> None:
         """Log that a message of an orderly queue has failed; nothing is sent."""
@@ -169,6 +174,8 @@ class SendBack:
         """Abandon hops that are not stored, and close. A second call does nothing."""
         if self._sender is not None:
             self._sender.close()
+        if self._worker is not None:
+            self._worker.close()
 
     def _not_stored(self, sender: OwnedSender[tuple[Work, Hop]], chunk: Work, hop: Hop, error: KafkaError) -> None:
         self.counts.not_stored += 1

@@ -61,7 +61,7 @@ from typing import Any, Final
 
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.offset_tracker import OffsetTracker
-from rocketshim.locks.lease import Lease, ReconsumeCounts
+from rocketshim.locks.lease import Lease, ReconsumeCounts, Trouble
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import Failure
 from rocketshim_topics.message_queue import MessageQueue
@@ -79,8 +79,8 @@ __all__ = [
     "ToDeadLetters",
 ]
 
-Progress = tuple[int | None, ReconsumeCounts]
-"""Position and failed attempts, in the form of the group's log."""
+Progress = tuple[int | None, ReconsumeCounts, Trouble | None]
+"""Position and failed attempts, in the form of the group's log, and since when and why the first of them fails."""
 
 CONTINUOUS_RUN_MAX_MS: Final = 60_000
 """Time of continuous runs after which a queue yields, in ms. Source: `MAX_TIME_CONSUME_CONTINUOUSLY`."""
@@ -244,7 +244,7 @@ class _Attempts:
     Counts are kept until a message is finished. A message that was not counted yet may carry a count of its own.
     """
 
-    __slots__ = ("_limit", "_message_limit", "_since_ms", "_stored_count", "counts")
+    __slots__ = ("_limit", "_message_limit", "_since_ms", "_stored_count", "causes", "counts")
 
     def __init__(
         self,
@@ -255,6 +255,7 @@ class _Attempts:
     ) -> None:
         self.counts = dict(counts)
         self._since_ms: dict[int, int] = {}  # first failure here
+        self.causes: dict[int, str] = {}  # class and text of the last failure
         self._limit = _FOREVER if limit == -1 else limit
         self._stored_count = stored_count
         self._message_limit = message_limit
@@ -282,17 +283,23 @@ class _Attempts:
         offset = min((offset for offset in self.counts if offset >= first), default=None)
         return (0, 0) if offset is None else (self.counts[offset], now_ms - self._since_ms.get(offset, now_ms))
 
+    def trouble(self, offset: int) -> Trouble | None:
+        """Return since when a message has failed here, and why; None: not known."""
+        since_ms, cause = self._since_ms.get(offset), self.causes.get(offset)
+        return None if since_ms is None or cause is None else (since_ms, cause)
+
     def forget(self, offsets: Collection[int]) -> None:
         """Forget messages that are finished, or do not exist any more."""
         if self.counts and not self.counts.keys().isdisjoint(offsets):
             for offset in offsets:
                 self.counts.pop(offset, None)
                 self._since_ms.pop(offset, None)
+                self.causes.pop(offset, None)
 
     def drop(self) -> None:
         """Forget everything; the former counts are not cleared, since a listener thread may read them."""
         self.counts = {}
-        self._since_ms = {}
+        self._since_ms, self.causes = {}, {}
 
 
 class _SuspendedBatch:
@@ -666,7 +673,12 @@ class OrderlyQueue:
     @property
     def progress(self) -> Progress:
         """Position and failed attempts for the group's log, even if the lease does not hold any more."""
-        return self.next_offset, self.reconsume_counts
+        counts = self.reconsume_counts
+        return self.next_offset, counts, self._attempts.trouble(counts[0][0]) if counts else None
+
+    def note_cause(self, message: Any, cause: str) -> None:
+        """Remember why a message has failed, for those who look at the group's log."""
+        self._attempts.causes[message.offset() or 0] = cause
 
     def failing(self, now_ms: int) -> tuple[int, int]:
         """Return the failed attempts of the oldest failing message, and how long it has been failing, in ms.

@@ -80,6 +80,7 @@ from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim.kafka.confluent import Producer
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.lookups import check_answers
+from rocketshim.kafka.membership import worker_watch
 from rocketshim.kafka.positions import EARLIEST, LATEST, listed_offsets
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime
@@ -124,6 +125,7 @@ class DropinSendBack:
         settings: ConsumerDropinSettings,
         group: str,
         clock: Clock | None = None,
+        connection: Mapping[str, Any] | None = None,
     ) -> None:
         names, levels = TopicNames(settings.namespace), settings.delay_levels
         limit, send_on_timeout_ms = settings.max_reconsume_times, settings.send_on_timeout_ms
@@ -135,14 +137,31 @@ class DropinSendBack:
         self._lanes = Lanes(names.schedule, self._timeout_s)
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._make_failure = FailureMaker(self._clock, wants_stack=settings.fail_stack)
+        self.credentials: deque[tuple[str, str]] = deque(maxlen=1)  # that the program has set, for every client
+        credentials = self.credentials  # no cycle of references: it would keep the Kafka client
+        worker = (
+            None
+            if connection is None
+            else worker_watch(
+                lambda settings: with_credentials(AdminClient(with_log(settings)), credentials),
+                dict(connection),
+                names,
+                partial(_log_no_worker, group),
+            )
+        )
         self._failure_log = FailureLog(
-            _LOG, group, names, levels, limit=limit, send_on_timeout_ms=send_on_timeout_ms, prefix="dropin"
+            _LOG,
+            group,
+            names,
+            levels,
+            limit=limit,
+            send_on_timeout_ms=send_on_timeout_ms,
+            prefix="dropin",
+            worker=worker,
         )
         self._counts = SendBackCounts()
         self._failures = FailureCounts()
         self._counting = threading.Lock()
-        self.credentials: deque[tuple[str, str]] = deque(maxlen=1)  # that the program has set, for every client
-        credentials = self.credentials  # no cycle of references: it would keep the Kafka client
         self._sender = RecordSender(
             lambda: with_credentials(make_producer(), credentials),
             thread_name="rocketshim-dropin-reports",
@@ -151,6 +170,7 @@ class DropinSendBack:
             on_error=_log_error,
             time=BrokerTime(self._clock, _log_wrong_clock),
         )
+        self._sender.watch_workers(worker)
 
     def reconsume_later(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
@@ -281,6 +301,10 @@ def with_credentials(client: _Client, credentials: Iterable[tuple[str, str]]) ->
     for username, password in tuple(credentials):  # another thread may set newer ones meanwhile
         client.set_sasl_credentials(username, password)  # type: ignore[attr-defined]
     return client
+
+
+def _log_no_worker(group: str, workers: str) -> None:
+    _LOG.warning("dropin.no-worker", extra={"group": group, "workers": workers})
 
 
 def _log_wrong_clock(ahead_ms: int) -> None:
@@ -775,7 +799,9 @@ def prepare(
     make_producer = partial(_make_producer, inner_producer_config(config, settings))
     if settings.producer:
         make_producer()  # what the client refuses is an error now, and not at the first message that fails
-    return RetrySide(settings, facts, DropinSendBack(make_producer, settings, facts.group)), config
+    return RetrySide(
+        settings, facts, DropinSendBack(make_producer, settings, facts.group, connection=facts.connection)
+    ), config
 
 
 def is_a(value: object, kind: type) -> bool:

@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.logs import safe_logger
+from rocketshim_topics.names import TopicNames
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["GroupQuestion", "described_groups"]
+__all__ = ["GroupQuestion", "WorkerWatch", "described_groups", "worker_watch"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _LIMIT_S: Final = 3_600.0
 _GIVE_UP_MS: Final = 5_000
 _INTERVAL_MS: Final = 500
+_AGAIN_MS: Final = 600_000
+_MISSING_AGAIN_MS: Final = 30_000
+_SURE_MS: Final = 5_000  # workers that start, or hand over
+_ANSWER_MS: Final = 10_000
 
 
 def described_groups(
@@ -75,3 +80,64 @@ class GroupQuestion:
     def drop_client(self) -> None:
         """Drop the client with an open question; the next question makes a new one."""
         self._admin = self._asked = None
+
+
+def worker_watch(
+    make_admin: Callable[[dict[str, Any]], Any] | None,
+    settings: dict[str, Any],
+    names: TopicNames,
+    log: Callable[[str], None],
+) -> "WorkerWatch | None":
+    """Return what knows whether a worker of this namespace runs; None: a Kafka in memory has no such requests.
+
+    `log` gets the group of the workers that has no member.
+    """
+    group = names.worker_group
+    return None if make_admin is None else WorkerWatch(GroupQuestion(make_admin, settings, group), partial(log, group))
+
+
+class WorkerWatch:
+    """Knows whether a worker runs, by the members of the workers' group. One thread turns it, and never waits.
+
+    It asks when it is first turned and every 10 minutes, and every 30 s while there is none. A worker is missing if two
+    answers 5 s apart say so. Without the right to ask, or an answer, it says nothing. Each question has a client of its
+    own.
+
+    Decides: How does a program notice that no worker runs? It logs it at its start and every 10 minutes
+        (`consumer.no-worker`, `producer.no-worker`), and promises no time in the lines of failed attempts.
+    """
+
+    def __init__(self, question: GroupQuestion, log: Callable[[], None]) -> None:
+        self.is_missing = False
+        self._question = question
+        self._log = log
+        self._next_ms: int | None = None
+        self._asked_ms: int | None = None
+        self._logged_ms = -_AGAIN_MS
+        self._doubts = 0
+
+    def turn(self, now_ms: int) -> None:
+        """Ask, or take an answer, if it is time to."""
+        if self._next_ms is not None and now_ms < self._next_ms:
+            return
+        asked_ms = self._asked_ms = now_ms if self._asked_ms is None else self._asked_ms
+        try:
+            found = self._question.answer(now_ms)
+        except (KafkaException, OSError):  # no client can be made
+            found, asked_ms = None, now_ms - _ANSWER_MS
+        if found is None and now_ms - asked_ms < _ANSWER_MS:
+            self._next_ms = now_ms + _INTERVAL_MS
+            return
+        self._question.drop_client()
+        self._asked_ms = None
+        self._doubts = self._doubts + 1 if found is not None and not found.members else 0
+        self.is_missing = self._doubts > 1
+        waits_ms = {0: _AGAIN_MS, 1: _SURE_MS}.get(self._doubts, _MISSING_AGAIN_MS)
+        self._next_ms = now_ms + waits_ms
+        if self.is_missing and now_ms - self._logged_ms >= _AGAIN_MS:
+            self._logged_ms = now_ms
+            self._log()
+
+    def close(self) -> None:
+        """Drop the client of an open question."""
+        self._question.drop_client()

@@ -25,6 +25,7 @@ from rocketshim.at_exit import EXIT_TIMEOUT_MS, at_exit
 from rocketshim.core.clock import Timer
 from rocketshim.errors import ClosedError
 from rocketshim.kafka.clients import ProducerClient, close_producer, is_fatal
+from rocketshim.kafka.membership import WorkerWatch
 from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime, DeliveryReports, is_unconfirmed
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED
@@ -131,6 +132,7 @@ class _Link:
         self.denial: KafkaError | None = None
         self.has_stored = False
         self.is_over = False  # nothing more is sent; the thread ends when every record has its report
+        self.watch: WorkerWatch | None = None  # the poll thread turns it
         # Threads in a callback of this producer. They must not call its `poll` or `flush`: the next callback would end
         # the process (`kafka.confluent`).
         self.reporting: set[int] = set()
@@ -207,10 +209,14 @@ class _Link:
                 self.poll(_POLL_S)
                 if self.again:
                     self._send_again()
+                if self.watch is not None:
+                    self.watch.turn(time.monotonic_ns() // 1_000_000)
             except BaseException as error:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
                 if is_fatal(error) and not self.has_stored and error.args[0].code() in DENIED:
                     self.denial = error.args[0]
                 on_error(error)
+        if self.watch is not None:
+            self.watch.close()
 
     def _send_again(self) -> None:
         """Send unconfirmed records again, once their pause is over."""
@@ -357,6 +363,13 @@ class RecordSender:
         self._lock = threading.RLock()  # a signal handler may call close() while this thread makes the producer
         self._links: tuple[_Link, ...] = ()  # the last one sends; those before it are broken and have not ended yet
         self._is_closed = False
+        self._watch: WorkerWatch | None = None
+
+    def watch_workers(self, watch: WorkerWatch | None) -> None:
+        """Have the poll thread turn a watch: what is sent needs a worker."""
+        self._watch = watch
+        if (link := self._link) is not None:
+            link.watch = watch
 
     @property
     def producer(self) -> ProducerClient | None:
@@ -452,11 +465,12 @@ class RecordSender:
             link = self._link
             if link is None or link.fatal is not None:
                 if link is not None:
-                    link.is_over = True
+                    link.is_over, link.watch = True, None
                 producer = self._make_producer()
                 if self._is_closed:  # by a signal handler meanwhile
                     raise ClosedError(self._closed_text)
                 link = _Link(producer, self._time, self._on_unconfirmed, self._exit_timeout_ms)
+                link.watch = self._watch
                 link.start(self._thread_name, self._on_error)
                 former = (each for each in self._links if each.thread.is_alive())
                 self._links = (*former, link)

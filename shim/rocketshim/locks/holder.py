@@ -17,6 +17,7 @@ from rocketshim.locks.lease import (
     QueueLockSettings,
     ReconsumeCounts,
     StopReason,
+    Trouble,
 )
 from rocketshim_topics.group_log import (
     ClaimedQueue,
@@ -44,10 +45,13 @@ _ENTRIES_PER_RECORD: Final = 2_000
 """Maximum number of queues and counts together in one record: below 1 MB of JSON, also with the longest topic names."""
 
 _COUNTS_PER_QUEUE: Final = 1_000
+"""Maximum number of counts in one entry, lowest offsets first; later messages restart at their stored count."""
 
 _STUCK_AFTER: Final = 3
 """Failed attempts of a message after which the log names it immediately, and not with the next renewal."""
-"""Maximum number of counts in one entry, lowest offsets first; later messages restart at their stored count."""
+
+_CAUSE_ENTRIES: Final = 10
+"""Entries without a cause that are as large as a cause."""
 
 
 class LockState(Enum):
@@ -107,6 +111,7 @@ class Slot:
     confirmed_offset: int = 0
     next_offset: int | None = None
     reconsume_counts: ReconsumeCounts = ()
+    trouble: Trouble | None = None
     renews_now: bool = False
 
     def advance(self, event: LockEvent) -> None:
@@ -133,9 +138,9 @@ class Slot:
         self.confirmed_ms = max(self.confirmed_ms, sent_ms)
         self.lease.until_ms = self.confirmed_ms + hold_ms
 
-    def lease_entry(self) -> LeaseEntry:
+    def lease_entry(self, now_ms: int) -> LeaseEntry:
         """Return the queue as a renewal or release names it."""
-        queue = self.lease.queue
+        queue, (since_ms, cause) = self.lease.queue, self.trouble or (None, None)
         return LeaseEntry(
             topic=queue.topic,
             queue_id=queue.queue_id,
@@ -143,6 +148,8 @@ class Slot:
             confirmed_offset=self.confirmed_offset,
             next_offset=self.next_offset,
             reconsume_counts=self.reconsume_counts[:_COUNTS_PER_QUEUE],
+            failing_ms=None if since_ms is None else max(0, now_ms - since_ms),
+            cause=cause,
         )
 
 
@@ -280,12 +287,18 @@ class QueueLockHolder:
         self._forget_idle()
         return actions
 
-    def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
+    def progress(
+        self,
+        lease: Lease,
+        next_offset: int | None,
+        reconsume_counts: ReconsumeCounts,
+        trouble: Trouble | None = None,
+    ) -> None:
         """Record the progress of a queue; the next renewal carries it. Ignored for a former lease.
 
         `next_offset` is the position after the longest finished prefix; None: nothing is finished yet. A position that
         goes back (the topic was created again) is renewed by the next `tick`; so is the first message that keeps
-        failing, for the person who looks why the queue does not go on.
+        failing, for the person who looks why the queue does not go on, and that none does any more.
         """
         slot = self._slots.get(lease.queue)
         if slot is not None and slot.lease is lease:
@@ -293,12 +306,17 @@ class QueueLockHolder:
                 if slot.next_offset is not None and next_offset < slot.next_offset:
                     slot.renews_now = True  # before a commit of this owner is taken for one of the former positions
                 slot.next_offset = next_offset
-            if _is_stuck(reconsume_counts) and not _is_stuck(slot.reconsume_counts):
+            if _is_stuck(reconsume_counts) != _is_stuck(slot.reconsume_counts):
                 slot.renews_now = True
-            slot.reconsume_counts = reconsume_counts
+            slot.reconsume_counts, slot.trouble = reconsume_counts, trouble
 
     def release(
-        self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts, now_ms: int
+        self,
+        lease: Lease,
+        next_offset: int | None,
+        reconsume_counts: ReconsumeCounts,
+        now_ms: int,
+        trouble: Trouble | None = None,
     ) -> list[QueueLockAction]:
         """Report that a stopped queue is drained and committed. If its lease has not ended, the release record follows.
 
@@ -313,8 +331,8 @@ class QueueLockHolder:
         actions = self._pass_time(now_ms)
         if slot.state in (LockState.DRAINING, LockState.LAPSED):
             if slot.is_believed:
-                self.progress(lease, next_offset, reconsume_counts)
-                actions.append(self._release(slot.lease_entry(), slot.base))
+                self.progress(lease, next_offset, reconsume_counts, trouble)
+                actions.append(self._release(slot.lease_entry(now_ms), slot.base))
             slot.advance(LockEvent.RELEASE)
         self._forget_idle([lease.queue])
         return actions
@@ -451,8 +469,8 @@ class QueueLockHolder:
         entries: list[tuple[LeaseEntry, int]] = []
         for _, slot in sorted(owned.items()):
             slot.sent_ms, slot.renews_now = now_ms, False
-            entry = slot.lease_entry()
-            entries.append((entry, 1 + len(entry.reconsume_counts)))
+            entry = slot.lease_entry(now_ms)
+            entries.append((entry, 1 + len(entry.reconsume_counts) + (_CAUSE_ENTRIES if entry.cause else 0)))
         base = max(slot.base for slot in owned.values())  # the same for all, because a new base ends every belief
         for batch in in_batches(entries, _ENTRIES_PER_RECORD):
             record = RenewRecord(**self._stamp(), base=base, queues=tuple(batch))

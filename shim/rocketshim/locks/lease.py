@@ -18,6 +18,7 @@ __all__ = [
     "QueueLockSettings",
     "ReconsumeCounts",
     "StopReason",
+    "Trouble",
 ]
 
 LOG_TIME_STEP_MAX_MS: Final = 5_000
@@ -25,6 +26,9 @@ LOG_TIME_STEP_MAX_MS: Final = 5_000
 
 ReconsumeCounts = tuple[tuple[int, int], ...]
 """(offset, failed attempts) of messages that are not finished, ascending."""
+
+Trouble = tuple[int, str]
+"""Since when a message fails (monotonic ms), and class and text of its last failure."""
 
 
 class StopReason(Enum):

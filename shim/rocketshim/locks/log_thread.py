@@ -47,7 +47,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.fold import Folded, GroupLog, Owner
 from rocketshim.locks.holder import QueueLockAction, QueueLockHolder
-from rocketshim.locks.lease import Lease, QueueLockSettings, ReconsumeCounts, StopReason
+from rocketshim.locks.lease import Lease, QueueLockSettings, ReconsumeCounts, StopReason, Trouble
 from rocketshim.locks.log_clients import LogReader, LogWriter, log_reader_config, token_floor
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
@@ -168,11 +168,23 @@ class GroupLogThread:
         wanted = frozenset(queues)
         self._commands.put(lambda now_ms: self._perform(self._holder.want(wanted, now_ms)))
 
-    def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
+    def progress(
+        self,
+        lease: Lease,
+        next_offset: int | None,
+        reconsume_counts: ReconsumeCounts,
+        trouble: Trouble | None = None,
+    ) -> None:
         """Report the progress of a queue; the next renewal carries it. Ignored when the lease has ended."""
-        self._commands.put(lambda _: self._holder.progress(lease, next_offset, reconsume_counts))
+        self._commands.put(lambda _: self._holder.progress(lease, next_offset, reconsume_counts, trouble))
 
-    def release(self, lease: Lease, next_offset: int | None = None, reconsume_counts: ReconsumeCounts = ()) -> None:
+    def release(
+        self,
+        lease: Lease,
+        next_offset: int | None = None,
+        reconsume_counts: ReconsumeCounts = (),
+        trouble: Trouble | None = None,
+    ) -> None:
         """Release the lock of a drained queue: no listener has a message of it, or gets one under this lease.
 
         If the lease is still valid, the position was committed before, or there was none to commit. If it has ended,
@@ -180,7 +192,7 @@ class GroupLogThread:
         """
         lease.is_released = True
         self._commands.put(
-            lambda now_ms: self._perform(self._holder.release(lease, next_offset, reconsume_counts, now_ms))
+            lambda now_ms: self._perform(self._holder.release(lease, next_offset, reconsume_counts, now_ms, trouble))
         )
 
     # --- the thread --------------------------------------------------------------------------------------------------

@@ -364,7 +364,10 @@ class _Records:
             counts = [each for each in entry.reconsume_counts if each[0] >= positions.get((group, topic, number), 0)]
             if counts and now_ms - at_ms <= 2 * lease_ms:
                 offset, attempts = counts[0]
-                found.append(FailingMessage(group, topic, number, offset, attempts))
+                is_first = counts[0] == entry.reconsume_counts[0]  # whose cause the entry has
+                since_ms = at_ms - entry.failing_ms if is_first and entry.failing_ms is not None else None
+                cause = entry.cause if is_first else None
+                found.append(FailingMessage(group, topic, number, offset, attempts, since_ms, cause))
         return tuple(found)
 
     def log_members(self, now_ms: int) -> dict[str, int]:

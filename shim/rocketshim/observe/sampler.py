@@ -27,7 +27,7 @@ from rocketshim_topics.names import TopicNames
 __all__ = ["Lookup", "Sampler"]
 
 _LOG = safe_logger("rocketshim.observe")
-_EVERY_S: Final = 5.0
+_EVERY_S: Final = 2.0
 _IDLE_S: Final = 30.0
 _TREND_MS: Final = 60_000
 

@@ -20,7 +20,7 @@ __all__ = ["verdict", "worst_first"]
 _LATE_MS: Final = 5_000  # longer than a hand-over between workers
 _VERY_LATE_MS: Final = 60_000
 _BLOCKED_FROM: Final = 3  # failed attempts
-_BEHIND_MS: Final = 8_000  # longer than the time between two commits
+_BEHIND_MS: Final = 6_000  # longer than the time between two commits
 _LONG_BEHIND_MS: Final = 60_000
 _ORDER: Final = list(Severity)
 

@@ -28,6 +28,7 @@ from rocketshim.health import Metric
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, client_settings
 from rocketshim.kafka.clients import Clients, LastClientError, check_threads, confluent_clients
 from rocketshim.kafka.lanes import Lanes
+from rocketshim.kafka.membership import worker_watch
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import BrokerTime
 from rocketshim.kafka.send_errors import send_error
@@ -442,6 +443,8 @@ class MessageSender:
             time=BrokerTime(self._clock, _log_wrong_clock, _CLOCK_DIFFERS_MS),
         )
         self._counts = ProducerCounts()
+        self._make_admin = (clients or confluent_clients()).admin
+        self._is_watching = False
         self._sender = RecordSender(
             lambda: (clients or confluent_clients()).producer(producer_config(settings, complaints)),
             thread_name="rocketshim-producer",
@@ -497,6 +500,10 @@ class MessageSender:
                 f"the headers of later hops it exceeds max_message_bytes={most}"
             )
         kind = ProducerCounts.DELAYED if out.topic in self._delaying else ProducerCounts.IMMEDIATE
+        if kind == ProducerCounts.DELAYED and not self._is_watching:
+            self._is_watching = True
+            config = self._settings.client_config({}, LastClientError().settings)
+            self._sender.watch_workers(worker_watch(self._make_admin, config, self._names, _log_no_worker))
         is_recallable = message.recallable and kind == ProducerCounts.DELAYED
         return PendingSend(message.topic, kind, out, uniq_key, sent_ns, sent_ms, _running(), is_recallable)
 
@@ -608,6 +615,10 @@ def _count_unconfirmed(counts: ProducerCounts, out: OutgoingRecord) -> None:
     counts.unconfirmed += 1
     msg_id = next((value for name, value in out.headers if name == UNIQ_KEY), b"") or b""
     _LOG.warning("producer.send-unconfirmed", extra={"topic": out.topic, "msg_id": msg_id.decode()})
+
+
+def _log_no_worker(workers: str) -> None:
+    _LOG.warning("producer.no-worker", extra={"workers": workers})
 
 
 def _log_wrong_clock(ahead_ms: int) -> None:

@@ -337,7 +337,7 @@ def test_queues_are_released_in_the_order_stop_drain_commit_release() -> None:
     assert bench.token() is None
     (release,) = bench.of(ReleaseRecord)
     assert isinstance(release, ReleaseRecord)
-    assert release.queues[0].model_dump() == {
+    assert release.queues[0].model_dump(exclude_none=True) == {
         "topic": "orders",
         "queue_id": 0,
         "token": token,
@@ -1084,3 +1084,18 @@ def test_a_released_queue_is_taken_over_immediately() -> None:
         process.deliver(10**9)
     other.step(10**9)
     assert other.believes(QUEUES[0])
+
+
+def test_the_cause_of_a_failing_message_is_in_the_log_at_once_and_its_end_too() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.wait(1_000)
+    bench.holder.progress(bench.lease(token), 17, ((17, 3),), (bench.now_ms - 900, "KeyError: 'price'"))
+    bench.wait(100)
+    entry = bench.of(RenewRecord)[-1].queues[0]  # type: ignore[union-attr]
+    assert (entry.reconsume_counts, entry.cause, entry.failing_ms) == (((17, 3),), "KeyError: 'price'", 900)  # type: ignore[union-attr]
+    bench.holder.progress(bench.lease(token), 18, ())
+    bench.wait(100)
+    entry = bench.of(RenewRecord)[-1].queues[0]  # type: ignore[union-attr]
+    assert (entry.reconsume_counts, entry.cause, entry.failing_ms) == ((), None, None)  # type: ignore[union-attr]

@@ -385,6 +385,8 @@ def test_new_dead_letters_are_counted_with_their_most_frequent_cause(world: Worl
 
 def renewed(world: World, token: int, *counts: tuple[int, int], owner: str = "c") -> None:
     entry = LeaseEntry(topic="orders", queue_id=1, token=token, confirmed_offset=0, reconsume_counts=counts)
+    if counts:
+        entry = entry.model_copy(update={"failing_ms": 2_000, "cause": "KeyError: 'x'"})
     record = RenewRecord(client_id=owner, incarnation="i", seq=1, lease_ms=60_000, base=0, queues=(entry,))
     world.kafka.append(NAMES.group_log("pay"), encode_group_record(record))
 
@@ -397,6 +399,7 @@ def test_a_message_that_blocks_its_queue_is_known_from_its_owners_report(world: 
     renewed(world, 4, (3, 2))  # a former owner, late
     found = world.snapshot()
     assert [(each.group, each.record, each.attempts) for each in found.failing] == [("pay", "orders/1/3", 80)]
+    assert (found.failing[0].since_ms, found.failing[0].cause) == (found.at_ms - 2_000, "KeyError: 'x'")
     assert found.log_members == {"pay": 1}
     renewed(world, 6, owner="d")
     found = world.snapshot()

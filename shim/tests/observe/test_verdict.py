@@ -115,7 +115,7 @@ def test_one_fault_is_one_finding_with_cost_and_way_out(
         {"failing": (replace(POISON, attempts=2),)},
         {"groups": (reading(5, 30_000),), "earlier": Earlier(NOW_MS - 9_000, {"pay": 5})},
         {"groups": (reading(5, 30_000),)},  # whether it grows is not known yet
-        {"groups": (reading(5, 7_000),), "earlier": GROWING},  # not committed yet
+        {"groups": (reading(5, 5_900),), "earlier": GROWING},  # not committed yet
         {"groups": (reading(5, None, ()),)},  # only marks of transactions
         {"groups": (reading(5, 9_000, ()),), "log_members": {"pay": 2}},  # Kafka does not know these members
         {"clock_behind_ms": 120_000, "is_clock_sure": True},  # `at_ms` is the brokers' time

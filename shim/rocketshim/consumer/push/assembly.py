@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
@@ -38,7 +39,7 @@ from rocketshim.kafka.client_config import (
     PROTECTED_PRODUCER,
 )
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, brokers_assign, explained
-from rocketshim.kafka.membership import GroupQuestion
+from rocketshim.kafka.membership import GroupQuestion, worker_watch
 from rocketshim.kafka.queue_lookup import cluster_errors, no_such_topics
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.lease import Ownership
@@ -221,7 +222,11 @@ class PushAssembly:
             joining=Joining(settings.group, _consumer_config(settings, lambda *_: None, orderly=orderly), question),
         )
         make_producer = None if self._broadcasts else lambda: self.clients.producer(producer_config(settings))
-        send_back = SendBack(make_producer, settings, lanes, self.clock)
+        worker = None  # retries in order need none
+        if not (orderly or self._broadcasts):
+            config = settings.client_config({}, LastClientError().settings)
+            worker = worker_watch(self.clients.admin, config, self.names, partial(_log_no_worker, settings.group))
+        send_back = SendBack(make_producer, settings, lanes, self.clock, worker)
         pool, limits = self._make_pool(), _flow_limits(settings, orderly=orderly)
         if orderly:
             ordered = OrderlyDispatch(pool, send_back, settings, clock, reader)
@@ -285,6 +290,10 @@ def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
     """Return the settings of the producer that sends messages back."""
     defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000, **METADATA_REFRESH}
     return settings.client_config({**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
+
+
+def _log_no_worker(group: str, workers: str) -> None:
+    _LOG.warning("consumer.no-worker", extra={"group": group, "workers": workers})
 
 
 def _flow_limits(settings: PushConsumerSettings, *, orderly: bool) -> FlowLimits:

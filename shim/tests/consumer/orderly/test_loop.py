@@ -550,9 +550,9 @@ def test_however_many_keys_fail_the_others_go_on_and_the_log_is_told_once_a_seco
     told: list[int | None] = []
     tell = member.log.progress
 
-    def progress(lease: Any, next_offset: int | None, counts: Any) -> None:
+    def progress(lease: Any, next_offset: int | None, counts: Any, trouble: Any) -> None:
         told.append(next_offset)
-        tell(lease, next_offset, counts)
+        tell(lease, next_offset, counts, trouble)
 
     member.log.progress = progress  # type: ignore[assignment]
     stage.turn(20)
