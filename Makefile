@@ -59,6 +59,7 @@ check: $(VENV)/.dev ## lint, format, types (of the tests, too), import contracts
 	  $(BIN)/mypy --config-file tools/tests.mypy.ini --cache-dir .mypy_cache/tests $$tests || exit 1; done
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/public_api.py
+	@$(BIN)/python -m tools.reference
 	@$(BIN)/codespell
 	@$(BIN)/python tools/plain_words.py
 	@$(BIN)/python -m tools.measures
@@ -74,8 +75,9 @@ package: $(VENV)/.dev ## build wheel and sdist, check both, install the wheel in
 	@dist/empty/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
 	@cd dist && empty/bin/rocketshim --version && empty/bin/rocketshim send --help > /dev/null
 
-public-api: $(VENV)/.dev ## write the snapshot of the public API, docs/public-api.txt, again
+public-api: $(VENV)/.dev ## write the snapshot of the public API and the pages of docs/reference again
 	@$(BIN)/python tools/public_api.py --write
+	@$(BIN)/python -m tools.reference --write
 
 format: $(VENV)/.dev ## put the code into its form
 	@$(BIN)/ruff check --fix .

@@ -168,7 +168,7 @@ PROGRAMS: dict[str, tuple[int, str]] = {
     "order-timeout.md": (3, "shim/tests/docs/test_programs.py"),
     "orderly.md": (2, "shim/tests/test_documentation.py"),
     "pull.md": (3, "shim/tests/test_documentation.py"),
-    "recipes.md": (6, "shim/tests/docs/test_programs.py"),
+    "recipes.md": (8, "shim/tests/docs/test_programs.py"),
     "sending.md": (6, "shim/tests/docs/test_programs.py"),
     "spark.md": (1, "integration_tests/test_spark_jobs.py"),
     "testing.md": (4, "shim/tests/testing/test_documentation.py"),

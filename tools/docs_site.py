@@ -1,6 +1,6 @@
 """Hooks of the documentation site (`mkdocs.yml`): pages that are generated, and links that leave `docs/`.
 
-* The pages of `tools.reference` are generated from the code at each build.
+* The pages of `tools.reference` are generated from the code at each build; some of them also stand in the repository.
 * README.md, CHANGELOG.md, DESIGN.md and CONTRIBUTING.md become pages, because they stand outside `docs/`. The README is
   the home page.
 * A link to another file of the repository, as `../examples/dropin.py`, works on the site too: the file is copied.
@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.reference import PAGES
+from tools.reference import IN_REPOSITORY, PAGES
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -35,7 +35,8 @@ _LINK: Final = re.compile(r"(\]\(|src=\"|srcset=\")([^)\"#:]+)")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, the pages of the root, and the files that pages link to outside `docs/`."""
     for path, page in PAGES.items():
-        files.append(File.generated(config, path, content=page()))
+        if path not in IN_REPOSITORY:
+            files.append(File.generated(config, path, content=page()))
     for source, path in ROOT_PAGES.items():
         files.append(File.generated(config, path, content=site_links((ROOT / source).read_text("utf-8"), ROOT)))
     for path in sorted(linked_files()):

@@ -210,3 +210,12 @@ def test_reading_dead_letters(place: Place) -> None:
 @pytest.mark.parametrize("line", programs("docs/filters.md")[0].splitlines())
 def test_each_filter(place: Place, line: str) -> None:
     place.run(f"{line}\ndef handle(message): tell(message.body)", consumer=place.consumer("payments"))
+
+
+def test_a_script_that_cron_starts_handles_what_there_is(place: Place) -> None:
+    (script,) = [each for each in programs("docs/recipes.md") if 'group="reports"' in each]
+    until_all_are_sent = "while len(sent()) < 2 and (messages := consumer.poll()):"  # no time passes here by itself
+    script = script.replace("while messages := consumer.poll(timeout_ms=10_000):", until_all_are_sent)
+    place.kafka.create_topic("invoices", 1)
+    place.run(script, sent=lambda: place.kafka.records("invoices"))
+    assert [record.value() for record in place.kafka.records("invoices")] == BODIES

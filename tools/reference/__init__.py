@@ -5,7 +5,7 @@ from typing import Final
 
 from tools.reference import api, cli, decisions, errors, files, log_events, message, metrics, settings
 
-__all__ = ["PAGES"]
+__all__ = ["IN_REPOSITORY", "PAGES"]
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/api.md": api.page,
@@ -19,3 +19,6 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/files.md": files.page,
 }
 """Path of a page in the site, and the function that returns its text."""
+
+IN_REPOSITORY: Final = ("reference/settings.md", "reference/message.md", "reference/metrics.md")
+"""The pages that other pages link to: they also stand in the repository, so that its links work without the site."""

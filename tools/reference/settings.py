@@ -39,7 +39,7 @@ _MODELS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Push consumer", PushConsumerSettings, "`PushConsumer`, concurrent and orderly."),
     ("Lite pull consumer", LitePullConsumerSettings, "`LitePullConsumer`."),
     ("Pull consumer", PullConsumerSettings, "`PullConsumer`."),
-    ("Worker", WorkerSettings, "`DelayWorker`; `rocketshim worker` sets them from its [options](cli.md)."),
+    ("Worker", WorkerSettings, "`DelayWorker`; `rocketshim worker` sets them from its [options](../worker.md)."),
     ("Drop-in consumer", ConsumerDropinSettings, "`rocketshim.dropin.Consumer`: keys of its configuration."),
     ("Drop-in producer", ProducerDropinSettings, "`rocketshim.dropin.Producer`: keys of its configuration."),
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,6 +147,34 @@ def test_fastapi(harness: Harness) -> None:
     with TestClient(scope["app"]) as client:
         assert client.post("/orders", content=b"o-7").json()["id"]
     assert [record.value() for record in harness.kafka.records("orders")] == [b"o-7"]
+
+
+def test_a_function_of_lambda_sends_once_for_each_name(harness: Harness) -> None:
+    scope = run(recipes()["AWS Lambda and other functions"])
+    harness.topic("orders")
+    harness.connect(scope["producer"])
+    for body in ("first", "second"):
+        assert scope["handler"]({"id": "o-7", "body": body}, None)["id"]
+    harness.pass_time("1h")
+    assert [record.value() for record in harness.kafka.records("orders")] == [b"second"]
+
+
+def test_the_shop_to_copy_has_charges_retries_and_dead_letters(
+    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", "localhost:9092")
+    shop = runpy.run_path(str(ROOT / "examples" / "shop.py"))
+    harness.topic("orders")
+    harness.run(shop["consumer"])
+    producer = Producer("localhost:9092")
+    harness.connect(producer)
+    for number in range(1, 21):
+        shop["place"](producer, number)
+    harness.pass_time("1m")
+    assert [message.key for message in harness.dead("payments")] == [b"o-7", b"o-14"]
+    charged = [record.args for record in caplog.records if record.name == "shop"]
+    assert len(charged) == 18
+    assert (200, 20) in charged, "a retry has succeeded"
 
 
 def test_the_functions_of_the_django_recipe_are_those_of_the_example() -> None:

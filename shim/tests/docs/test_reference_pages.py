@@ -1,5 +1,7 @@
 """The generated reference pages name everything that they are about, and the site's links stay inside the site."""
 
+import re
+
 import pytest
 
 import rocketshim
@@ -8,7 +10,7 @@ from rocketshim.cli.app import COMMANDS
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.settings.worker import WorkerSettings
 from tools.docs_site import ROOT, linked_files, site_links
-from tools.reference import PAGES
+from tools.reference import IN_REPOSITORY, PAGES
 from tools.reference.tables import table
 
 
@@ -76,3 +78,19 @@ def test_a_link_that_leaves_the_folder_of_pages_leads_to_a_copy() -> None:
 def test_links_to_other_hosts_and_to_nothing_stay_as_they_are() -> None:
     text = "[a](https://example.org/x) [b](missing.md) [c](worker.md)"
     assert site_links(text, ROOT / "docs") == text
+
+
+def test_each_relative_link_of_a_page_works_in_a_clone() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "proof").glob("*.md")]
+    dead = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert dead == []
+
+
+def test_the_pages_that_others_link_to_stand_in_the_repository_as_they_are_generated() -> None:
+    for path in IN_REPOSITORY:
+        assert (ROOT / "docs" / path).read_text(encoding="utf-8") == PAGES[path](), "python -m tools.reference --write"
