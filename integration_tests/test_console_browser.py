@@ -96,14 +96,16 @@ def visit(broker: Broker, namespace: str, dead: str, tmp_path: Path, chromium: B
     topic = TopicNames(namespace).dead_letter(dead)
 
     @contextmanager
-    def opened(*, scripts: bool = True, scheme: Literal["light", "dark"] = "light") -> Iterator[Visit]:
+    def opened(
+        *, scripts: bool = True, scheme: Literal["light", "dark"] = "light", time_zone: str = "UTC"
+    ) -> Iterator[Visit]:
         with console(broker, namespace, tmp_path) as (_, operator):
             plan = operator.post(f"/dead/{topic}/plans")
             paths = ["/", "/waiting", "/waiting/records", "/dead", f"/dead/{topic}", f"/dead/{topic}/letters"]
             paths += ["/plans", plan, "/parked", "/groups", f"/groups/{dead}", f"/retrying/{dead}", "/doctor"]
             paths += ["/timers", "/timers?topic=orders", "/timers/name?topic=orders&name=o-7"]
             paths += ["/workers", "/message", f"/message/{topic}/0/0", "/message?id=m1"]
-            context = chromium.new_context(java_script_enabled=scripts, color_scheme=scheme)
+            context = chromium.new_context(java_script_enabled=scripts, color_scheme=scheme, timezone_id=time_zone)
             page = context.new_page()
             page.set_default_timeout(DEADLINE_S * 1000)
             parts = urlsplit(operator.login_url)
@@ -139,6 +141,29 @@ def test_each_page_is_accessible_asks_no_other_host_and_keeps_its_policy(
         assert found == []
         assert seen.foreign == []
         assert seen.complaints == []
+
+
+def test_no_page_is_wider_than_a_phone_and_ids_stay_in_one_line(visit: Opener) -> None:
+    with visit() as seen:
+        seen.page.set_viewport_size({"width": 390, "height": 844})
+        for path in seen.paths:
+            seen.open(path)
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, path
+            wraps = seen.page.eval_on_selector_all(
+                "td.id", "cells => cells.map(each => getComputedStyle(each).whiteSpace)"
+            )
+            assert set(wraps) <= {"nowrap"}, path
+            assert seen.page.locator("nav [aria-current=page]").count() <= 1, path
+        seen.open(seen.paths[5])
+        expect(seen.page.locator("nav [aria-current=page]")).to_have_text("Dead letters")
+        assert seen.complaints == []
+
+
+def test_times_are_also_shown_in_the_time_zone_of_the_browser(visit: Opener) -> None:
+    with visit(time_zone="Asia/Tokyo") as seen:
+        seen.open(seen.paths[5])
+        expect(seen.page.locator("td time + small").first).to_contain_text("GMT+9")
+        assert seen.page.locator("td time").first.get_attribute("title")
 
 
 def test_each_page_works_without_scripts(visit: Opener) -> None:

@@ -37,6 +37,9 @@ from rocketshim_topics.durations import duration_text
 __all__ = ["Console", "Templates", "age_text", "link"]
 
 
+_LONGEST_NAME: Final = 80
+
+
 def link(*parts: object, **query: object) -> str:
     """Return a path of these parts, each of them quoted, and a query of the values that are not empty.
 
@@ -62,7 +65,13 @@ class Templates:
         )
         self._environment.globals["link"] = lambda *parts, **query: base_path + link(*parts, **query)
         self._environment.filters.update(
-            time=self._time, number=_number, size=_size, counted=count_text, duration=duration_text, field=_field
+            time=self._time,
+            number=_number,
+            size=_size,
+            counted=count_text,
+            duration=duration_text,
+            field=_field,
+            fit=_fit,
         )
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
@@ -99,6 +108,11 @@ def _field(value: str | None) -> Markup:
     """Return the value of a form's field: the browser sends exactly this text, but a page shows nothing invisible."""
     text = "".join(each if each.isprintable() else f"&#{ord(each)};" for each in escape(value or ""))
     return Markup(text)  # noqa: S704 - it is escaped
+
+
+def _fit(text: str | None) -> str:
+    """Return the class of a cell: a name or an id stays in one line, to be copied, unless it is absurdly long."""
+    return "text" if len(text or "") > _LONGEST_NAME else "id"
 
 
 def _iso(at_ms: int) -> str:

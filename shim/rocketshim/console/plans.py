@@ -69,6 +69,7 @@ class Verdict:
     failing: int = 0  # number that failed again after this plan sent them, and wait for another attempt
     read: BoundedReading | None = None
     behind: tuple[Behind, ...] = ()  # the groups that get what was sent
+    at_ms: int = 0  # when this was looked up, epoch ms
 
     @property
     def has_failed(self) -> bool:
@@ -76,9 +77,14 @@ class Verdict:
         return bool(self.dead_again or self.failing)
 
     @property
+    def is_unread(self) -> bool:
+        """Return whether a group has still to read something that was sent."""
+        return any(each.offsets for each in self.behind)
+
+    @property
     def is_open(self) -> bool:
-        """Return whether a group has still to read something that was sent, and nothing has failed yet."""
-        return not self.has_failed and any(each.offsets for each in self.behind)
+        """Return whether the verdict may still change: something is not read, or waits for another attempt."""
+        return self.is_unread or bool(self.failing)
 
     @property
     def is_good(self) -> bool:
@@ -122,11 +128,12 @@ def verdict(console: Console, plan: RedrivePlan) -> Verdict:
             return marks
         # In this order: what leaves a queue after the first look and fails after the second is found by the third.
         waiting_from = _positions(reader, console.names.worker_group, console.names.schedule)
-        behind = _behind(console, reader, plan)
+        at_ms, behind = console.now_ms(), _behind(console, reader, plan)
         read = _failed_again(console, reader, plan, waiting_from, max(0, marks.begun_ms - _CLOCKS_MS))
         dead_again = {replay_id_of(record) for record in read.records if record.topic() == plan.source}
         failing = {replay_id_of(record) for record in read.records} - dead_again
-        return replace(marks, dead_again=len(dead_again), failing=len(failing), read=read, behind=tuple(behind))
+        marks = replace(marks, dead_again=len(dead_again), failing=len(failing))
+        return replace(marks, read=read, behind=tuple(behind), at_ms=at_ms)
 
 
 def _failed_again(

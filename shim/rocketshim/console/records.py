@@ -7,6 +7,8 @@ a kind of topic.
 """
 
 import codecs
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -54,6 +56,8 @@ _MOST_CAUSES: Final = 200
 _ON_A_PAGE: Final = 50
 _PARKED_ON_A_PAGE: Final = 200
 _SHOWN_BYTES = 65_536
+_DEEPEST = 32
+_BEGINNINGS, _ENDS = frozenset("{["), frozenset("}]")
 _MOST_HOPS = 100
 _MOST_RECORDS = 500
 _DAY_MS = 86_400_000
@@ -195,13 +199,16 @@ def show(request: Request) -> Response:
         steps = history(reader, console.names, console.settings.levels, found, partial(_look, console))
     value = entry.value or b""
     text = _text(value[:_SHOWN_BYTES])
+    is_cut = len(value) > _SHOWN_BYTES
+    indented = None if text is None or is_cut else _indented(text)
     return console.page(
         request,
         "message.html",
         entry=entry,
-        body=value[:_SHOWN_BYTES].hex(" ") if text is None else text,
+        body=value[:_SHOWN_BYTES].hex(" ") if text is None else indented or text,
         is_text=text is not None,
-        is_cut=len(value) > _SHOWN_BYTES,
+        is_indented=indented is not None,
+        is_cut=is_cut,
         biography=biography(steps, console.names),
         read=read,
         timer=_timer_of([entry, *found]),
@@ -268,6 +275,32 @@ def _text(value: bytes) -> str | None:
         return codecs.getincrementaldecoder("utf-8")().decode(value)
     except UnicodeDecodeError:
         return None
+
+
+_JSON: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s"{}\[\],:]+|[{}\[\],:]')
+
+
+def _indented(text: str) -> str | None:
+    """Return a JSON object or array with a line for each value; None: it is none, or nested too deeply.
+
+    Its numbers, strings and repeated names stay as they are written: only the blanks between them are others.
+    """
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    lines, depth, before = [""], 0, ""
+    for part in _JSON.findall(text):
+        is_end = part in _ENDS
+        depth -= is_end
+        if (is_end and before not in _BEGINNINGS) or (not is_end and before in {*_BEGINNINGS, ","}):
+            lines.append("  " * depth)
+        lines[-1] += f"{part} " if part == ":" else part
+        depth += part in _BEGINNINGS
+        if depth > _DEEPEST:
+            return None
+        before = part
+    return "\n".join(lines) if len(lines) > 1 else None
 
 
 def _entry(console: Console, request: Request) -> RecordView:

@@ -1,6 +1,7 @@
 """From the causes of dead letters to a plan, ten of them, the verdict, and the rest."""
 
 import html
+import json
 import os
 import re
 import resource
@@ -18,6 +19,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
+from rocketshim.console.plans import Behind, Verdict
+from rocketshim.console.reading import BoundedReading
+from rocketshim.console.records import _indented
 from rocketshim.console.runs import PlanFiles, Run, Runs
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
@@ -141,7 +145,7 @@ def test_a_long_list_says_that_it_is_not_complete_and_goes_on_without_gap_or_rep
     pages = 0
     while url:
         page = browser.get(url).text
-        found += re.findall(r"<td class=\"text\">(m\d+)</td>", page)
+        found += re.findall(r"<td class=\"id\">(m\d+)</td>", page)
         more = re.findall(r'<a href="([^"]*)">Older records', page)
         assert ("Not complete" in page) == bool(more)
         url = html.unescape(more[0]) if more else ""
@@ -547,3 +551,47 @@ def test_a_run_that_fails_says_why(stage: Stage, wait_for: Wait) -> None:
     plan = make_plan(browser)
     stage.kafka.delete_topic(RETRY)
     assert "no longer exist: rmq.retry.payments" in apply(browser, plan, wait_for, most="1")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "every"),
+    [
+        (Verdict(1, 0, 0, 1, behind=(Behind("g", "t", 3),), dead_again=2), 5),
+        (Verdict(1, 0, 0, 1, behind=(Behind("g", "t", 0),), failing=1), 30),
+        (Verdict(1, 0, 0, 1, behind=(Behind("g", "t", 0),), dead_again=2), None),
+        (Verdict(1, 0, 0, 1, behind=(Behind("g", "t", None),)), None),
+    ],
+)
+def test_the_verdict_is_looked_up_again_until_nothing_can_change_any_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, every: int | None
+) -> None:
+    """Also after the first failure: what was read by then is not the last word."""
+    stage.add_dead(1)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    read = BoundedReading(None, {})  # type: ignore[arg-type]  # nothing is left to read
+    list(read)
+    monkeypatch.setattr("rocketshim.console.plans.verdict", lambda *_: replace(verdict, read=read, at_ms=1))
+    page = browser.get(f"{plan}/progress").text
+    assert re.findall(r'hx-trigger="every (\d+)s"', page) == ([] if every is None else [str(every)])
+    assert "As of (UTC) 1970-01-01 00:00:00" in text_of(page)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4),
+)
+
+
+@given(JSON_VALUES, st.booleans())
+def test_json_is_indented_without_a_change_but_of_blanks(value: Any, ascii_only: bool) -> None:
+    written = json.dumps(value, ensure_ascii=ascii_only)
+    shown = _indented(written)
+    if shown is not None:
+        assert json.dumps(json.loads(shown), ensure_ascii=ascii_only) == written
+        assert shown == (written if not value else json.dumps(value, ensure_ascii=ascii_only, indent=2))
+
+
+def test_numbers_and_repeated_names_of_a_json_body_stay_as_they_are_written() -> None:
+    assert _indented('{"a":1.000000000000000001,"a": 1E400}') == '{\n  "a": 1.000000000000000001,\n  "a": 1E400\n}'
+    assert [_indented(text) for text in ("7", "{}", "not json", "[" * 99 + "]" * 99, "[" * 60_000)] == [None] * 5

@@ -8,7 +8,7 @@ import rocketshim.console
 
 STATIC = Path(rocketshim.console.__file__).parent / "static"
 LOCK = json.loads((STATIC / "vendor.lock.json").read_text())
-OURS = {"console.css", "vendor.lock.json"}
+OURS = {"console.css", "console.js", "favicon.svg", "vendor.lock.json"}
 
 
 def test_every_file_has_the_hash_of_the_lock() -> None:
