@@ -127,12 +127,15 @@ def _target(key: TopicPartitionKey, bounds: tuple[int, int], at_time: int | None
 
 
 def _members(standing: GroupStanding, log: GroupLogStanding | None, now_ms: int) -> tuple[str, ...]:
-    """Return the running members; those in the log only as long as their leases may last, by the brokers' clock."""
+    """Return the running members, by the names of the log if it knows all: they have host and process.
+
+    Those in the log count only as long as their leases may last, by the brokers' clock.
+    """
     found = set(standing.members or ())
     if log is not None and log.last_append_ms is not None:
         idle_ms = now_ms - log.last_append_ms - _CLOCKS_MS
         names = {each.owner.client_id for each in log.log.members if each.end_ms - log.log.log_ms > idle_ms}
-        found |= {name for name in names if not any(member.startswith(f"{name}@") for member in found)}
+        found = max(names, found, key=len)
     return tuple(sorted(found))
 
 

@@ -292,7 +292,8 @@ def dead_letter_topic_of(reader: TopicReader, names: TopicNames, group: str | No
 
 
 def _groups_topic(reader: TopicReader, physical: str, group: str) -> str:
-    return require_topic(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
+    otherwise = f"the group {group!r} is not known here: there is no topic {physical}"
+    return require_topic(reader, physical, otherwise, physical.removesuffix(group))
 
 
 @contextmanager

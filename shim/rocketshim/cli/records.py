@@ -63,11 +63,12 @@ def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
             yield record
 
 
-def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
-    """Return the topic if it exists; the error is `otherwise` and the topics with similar names."""
+def require_topic(reader: TopicReader, physical: str, otherwise: str, prefix: str = "") -> str:
+    """Return the topic if it exists; the error is `otherwise`, and similar names that have the prefix."""
     known = reader.topics()
     if not known.get(physical):
-        like = difflib.get_close_matches(physical, known, n=5)
+        names = [name.removeprefix(prefix) for name in known if name.startswith(prefix)]
+        like = difflib.get_close_matches(physical.removeprefix(prefix), names, n=5)
         raise TopicMissingError(
             f"{otherwise}; did you mean {' or '.join(like)}?" if like else f"{otherwise}. {OR_HIDDEN}"
         )

@@ -35,7 +35,7 @@ def top(
 ) -> None:
     """Watch delay queues, groups, dead letters and workers in the terminal. Changes nothing on the cluster.
 
-    Keys: 1 to 4 choose a table, s sorts, space holds, q quits. Needs `rocketshim[top]`; --once does without.
+    Keys: 1 to 4 choose a table, s sorts, space holds, q quits. Needs the extra `top`; --once does without.
     """
     from rocketshim.observe.look_up import OffsetLookup  # noqa: PLC0415 - `--help` does without
     from rocketshim.observe.sampler import Sampler  # noqa: PLC0415

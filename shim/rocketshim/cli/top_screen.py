@@ -30,7 +30,7 @@ def formatted(value: Cell) -> str:
         case None:
             return "-"
         case float():
-            return f"{value:.1f}"
+            return f"{value:.1f}" if value >= 1 or not value else f"{round(value, 3):g}"
         case _:
             return one_line(str(value))
 

@@ -87,6 +87,13 @@ def test_members_that_allocate_queues_themselves_are_seen_in_the_log(silent_ms: 
     assert plan.members == (("alone",) if is_running else ())
 
 
+def test_a_member_that_kafka_and_the_log_know_counts_once_under_the_name_with_its_process() -> None:
+    log = GroupLog(0)
+    log.fold(0, NOW_MS, MemberRecord(client_id="vm@4711@0", incarnation="i", seq=1, lease_ms=30_000, strategy=None))
+    there = facts(log=GroupLogStanding(log, last_append_ms=NOW_MS), now_ms=NOW_MS, members=("rocketshim@127.0.0.1",))
+    assert planned(there, latest=True).members == ("vm@4711@0",)
+
+
 def test_the_position_of_an_orderly_group_is_set_without_its_owner_s_token_so_that_it_counts_in_any_direction() -> None:
     owned = encode_metadata(CommitMetadata("digest", 3, "t=*", 77))
     before = PartitionStanding("t", 0, position=5, low=0, end=9, member=None, metadata=owned)

@@ -123,6 +123,19 @@ def test_a_record_that_does_not_exist_is_told_from_a_topic_that_does_not(
     assert "no topic " in capsys.readouterr().err
 
 
+def test_a_group_that_is_not_known_is_compared_with_groups_and_not_with_their_topics(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka = InMemoryKafka()
+    for topic in ("rmq.dlq.payments", "rmq.dlq.shipping", "payment"):
+        kafka.create_topic(topic, 1)
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
+    assert main(["dlq", "stats", "--group", "paiments", "--bootstrap", "memory:1"]) == 1
+    assert "; did you mean payments?" in capsys.readouterr().err
+    assert main(["dlq", "stats", "--group", "nosuch", "--bootstrap", "memory:1"]) == 1
+    assert "did you mean" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["ls", "stats", "export"])
 def test_a_share_groups_dead_letters_are_selected_by_the_headers_of_their_source(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

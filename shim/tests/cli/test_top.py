@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import Static, TabbedContent
 
 from rocketshim.cli.top import _print
-from rocketshim.cli.top_screen import TopScreen
+from rocketshim.cli.top_screen import TopScreen, formatted
 from rocketshim.observe.finding import Installation
 from rocketshim.observe.snapshot import (
     DelayQueue,
@@ -174,3 +174,8 @@ def test_json_has_the_same_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed["groups"][1] == {"group": "payments", "topic": "orders", "unread": 5, "oldest s": 60.0, "lost": 0}
     assert printed["at_ms"] == 100_000
     assert [each["check"] for each in printed["findings"]] == ["worker-not-ready", "group-behind"]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.032, "0.032"), (0.0, "0.0"), (7_200.0, "7200.0"), (75.94, "75.9")])
+def test_a_short_delay_is_no_round_zero(value: float, text: str) -> None:
+    assert formatted(value) == text
