@@ -31,6 +31,7 @@ hop_id              coordinates of the record that this one was made from
 replay_id, …_count  id of the last redrive, and the number of redrives
 born_at             when the message was first sent; without the header, the record's own timestamp
 park_reason         parked: why the worker could not deliver the message
+was_parked          whether a schedule record was parked before, and was sent again
 timer               name of a named timer
 timer_do            timer: the command
 timer_generation    offset of the command that set the message (`TIMER_SET_AT`)
@@ -143,6 +144,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     """
     require(records.sparkSession)
     params = EventParams() if params is None else params
+    names = TopicNames(params.namespace)
     kind = F.col("kind")
     trusted = kind != "source"
     unreadable = _is_true(F.array_join("headers.key", "").contains("\ufffd"))
@@ -203,6 +205,9 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.when(trusted | has_hop_id, _replay_count(trusted)).cast("int").alias("replay_count"),
         F.coalesce(_time(_number("BORN_TIMESTAMP")), stored_at).alias("born_at"),
         F.when(kind == "parked", _text("PARK_REASON")).alias("park_reason"),
+        ((kind == "schedule") & (_text("PARK_FROM").isNotNull() | _is_true(hop.startswith(f"{names.parked}/")))).alias(
+            "was_parked"
+        ),
         F.when(trusted, _text("TIMER")).alias("timer"),
         F.when(kind == "timer", _text("TIMER_DO")).alias("timer_do"),
         F.when(trusted, _number("TIMER_SET_AT")).alias("timer_generation"),

@@ -2,11 +2,13 @@
 
 import datetime as dt
 import random
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from rocketshim.admin.redrive import redriven_parked
 from rocketshim_spark import events
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 from rocketshim_spark.small_frames import small_frame
@@ -20,15 +22,15 @@ HOUR_MS = 3_600_000
 
 def test_lateness_is_grouped_by_level_and_by_the_hour_of_the_due_time(spark: SparkSession) -> None:
     rows: list[tuple[object, ...]] = [
-        (3, ms(START_MS + number), "delivered", False, False, 0, number) for number in range(1, 101)
+        (3, ms(START_MS + number), "delivered", False, False, 0, number, False) for number in range(1, 101)
     ]
     rows += [
-        (3, ms(START_MS + HOUR_MS), "delivered", True, False, 2, -7),
-        (None, ms(START_MS), "stuck", False, False, 0, None),
+        (3, ms(START_MS + HOUR_MS), "delivered", True, False, 2, -7, False),
+        (None, ms(START_MS), "stuck", False, False, 0, None, True),
     ]
     schema = (
         "delay_level int, due_at timestamp, outcome string, early boolean, overtaken boolean, repeats int, "
-        "late_ms bigint"
+        "late_ms bigint, redriven boolean"
     )
     waited = small_frame(spark, rows, schema)
     summed = delays.transform(waited)
@@ -38,6 +40,7 @@ def test_lateness_is_grouped_by_level_and_by_the_hour_of_the_due_time(spark: Spa
     assert (first.delivered, first.late_p50_ms, first.late_p99_ms, first.late_max_ms) == (100, 50, 99, 100)
     assert (second.early, second.repeats, second.late_max_ms) == (1, 2, -7)
     assert (found[None, 12].stuck, found[None, 12].late_max_ms) == (1, None)
+    assert [row.redriven for row in (first, second, found[None, 12])] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +51,39 @@ def test_each_kind_of_delay_fault_is_a_finding(spark: SparkSession, bad: dict[st
     row = dict.fromkeys(names, None) | {"outcome": "delivered", "early": False, "overtaken": False, "due_at": ms(0)}
     schema = (
         "coordinates string, msg_id string, grp string, real_topic string, delay_level int, due_at timestamp, "
-        "outcome string, early boolean, overtaken boolean, repeats int, late_ms bigint"
+        "outcome string, early boolean, overtaken boolean, repeats int, late_ms bigint, redriven boolean"
     )
     for wrong, fine in (({}, True), (bad, False)):
-        found = small_frame(spark, [(*(row | wrong).values(), 0, 1)], schema)
+        found = small_frame(spark, [(*(row | wrong).values(), 0, 1, False)], schema)
         assert delays.report(found, delays.transform(found)).fine is fine
+
+
+@pytest.mark.parametrize("by_earlier_version", [False, True])
+def test_a_parked_message_that_was_sent_again_is_not_parked_and_not_late(
+    spark: SparkSession, *, by_earlier_version: bool
+) -> None:
+    """Earlier versions sent it with the due time 0, which was a lateness of 56 years."""
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+    message = Message("orders", b"", key="k", delay_level=1)
+    out = hops.delayed_record(message, NAMES, LEVELS, uniq_key="m", born_ms=START_MS, now_ms=START_MS, lane=0)
+    waited = log.add(out, START_MS)
+    parked = log.add(hops.parked(waited, NAMES, "target-missing"), START_MS + 10_000)
+    again = redriven_parked(parked, NAMES, "plan.0.0")
+    if by_earlier_version:
+        kept = [(name, value) for name, value in again.headers if name not in {"PARK_FROM", "REPLAY_ID"}]
+        again = replace(again, headers=[*((n, b"0" if n == "DELIVER_AT_MS" else v) for n, v in kept)])
+    a_day_later = START_MS + 86_400_000
+    second = log.add(again, a_day_later)
+    delivered = log.add(hops.delivered(second, decode(second.headers(), trusted=True), NAMES), a_day_later + 20)
+    event_frame = events.transform(frame(spark, log.stored))
+    found = delays.outcomes(event_frame, delays.DelayParams(now=ms(a_day_later + 1_000))).orderBy("stored_at").collect()
+    assert [(row.outcome, row.redriven, row.late_ms, row.early) for row in found] == [
+        ("hopped", False, None, False),
+        ("delivered", True, 20, False),
+    ]
+    committed = {"g": {TopicPartitionKey("orders", 0): delivered.offset() + 1}}
+    (lifecycle,) = lineage.transform(event_frame, lineage.LineageParams(committed=committed)).collect()
+    assert (lifecycle.state, lifecycle.copies) == ("acknowledged", 0)
 
 
 def test_a_delivery_is_early_only_beyond_the_skew(spark: SparkSession) -> None:

@@ -2,15 +2,17 @@
 
 Each schedule record is joined with the records that were made from it (`HOP_ID`). A move to another delay queue is not
 a delivery; only the last schedule record of a message is delivered. Lateness is the Kafka timestamp of the delivered
-record minus the due time. On topics with `LogAppendTime` the timestamp is from the broker's clock, on others from the
-worker's. So it contains the difference between the clocks of two machines; `skew_ms` allows for that before a delivery
-counts as early. If the record has the timestamp that its sender gave (`TARGET_TIMESTAMP_MS`), the lateness is unknown.
+record minus the due time. That a record was parked is no lateness of the worker: after a redrive (`redriven`) it is
+due when it is sent again, unless it was due later. On topics with `LogAppendTime` the timestamp is from the broker's
+clock, on others from the worker's. So it contains the difference between the clocks of two machines; `skew_ms` allows
+for that before a delivery counts as early. If the record has the timestamp that its sender gave
+(`TARGET_TIMESTAMP_MS`), the lateness is unknown.
 
 ============  ======================================================================================================
 outcome       meaning for one schedule record
 ============  ======================================================================================================
 `delivered`   it was delivered; deliveries after the first are counted as `repeats`
-`hopped`      it moved to another delay queue
+`hopped`      it moved to another delay queue; or it was parked, and `rocketshim parked redrive` has sent it there again
 `parked`      the worker could not deliver it
 `voided`      it has a name, and the log of timers has cancelled or replaced it, delivered it before its time (NOW), or
               missed this occurrence (`late="skip"`)
@@ -78,7 +80,7 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     Returns:
         msg_id, grp, real_topic, delay_level (null: a fine queue), stored_at, due_at, coordinates, outcome, late_ms
         (null: not delivered, or delivered with the sender's timestamp; negative: early), early (by more than the
-        skew), overtaken, repeats.
+        skew), overtaken, repeats, redriven (it was parked before).
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -87,15 +89,24 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     passed = F.broadcast(small_frame(spark, rows, "of string, part int, committed bigint"))
     waited = events.filter((F.col("kind") == "schedule") & F.col("decode_error").isNull())
     waited = waited.filter(is_landed(F.col("real_topic"), params.landed))
+    # Earlier versions sent parked records again with the due time 0.
+    is_due_again = F.col("was_parked") | (F.unix_millis("due_at") <= 0)
+    due_again = F.when(is_due_again, F.greatest("due_at", "stored_at")).otherwise(F.col("due_at"))
+    waited = waited.withColumn("due_at", due_again)
     made_from = F.col("hop_id").alias("from")
     followed = events.filter(_is_next_hop()).groupBy(made_from).agg(*_made())
-    joined = waited.join(followed, F.col("coordinates") == F.col("from"), "left").join(
-        passed, (F.col("topic") == F.col("of")) & (F.col("partition") == F.col("part")), "left"
+    names = TopicNames(params.namespace)
+    again = _sent_again(events, names)
+    joined = (
+        waited.join(followed, F.col("coordinates") == F.col("from"), "left")
+        .join(again, F.col("coordinates") == F.col("again_from"), "left")
+        .withColumn("moved", F.coalesce("moved", F.lit(col=False)) | F.col("again_from").isNotNull())
+        .join(passed, (F.col("topic") == F.col("of")) & (F.col("partition") == F.col("part")), "left")
     )
     joined = joined.withColumn("is_passed", F.col("committed") > F.col("offset"))
-    log = TopicNames(params.namespace).timers
+    log = names.timers
     if params.landed is None or log in params.landed:
-        joined = _with_names(joined, events, log, passed)
+        joined = _with_names(joined, events, log, passed, again)
     else:
         joined = joined.withColumns({"log_partition": F.lit(None).cast("int"), "is_void": F.lit(col=False)})
     # From the newest to the oldest: a window that looks forward takes quadratic time in the length of a queue.
@@ -130,7 +141,17 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
             "overtaken"
         ),
         F.greatest(F.coalesce("deliveries", F.lit(0)) - 1, F.lit(0)).alias("repeats"),
+        F.col("was_parked").alias("redriven"),
     )
+
+
+def _sent_again(events: DataFrame, names: TopicNames) -> DataFrame:
+    """Return the coordinates of what was parked and sent again since; with the topics named, Delta skips files."""
+    again = events.filter(F.col("topic").isin(names.schedule, names.timers))
+    again = again.filter(F.col("hop_id").startswith(f"{names.parked}/")).select(F.col("hop_id").alias("of_parked"))
+    parked = events.filter(F.col("topic") == names.parked)
+    parked = parked.join(again, F.col("coordinates") == F.col("of_parked"), "left_semi")
+    return parked.select(F.col("hop_id").alias("again_from")).distinct()
 
 
 def _is_delivery() -> Column:
@@ -155,7 +176,7 @@ def _is_ended() -> Column:
     return F.coalesce(F.col("fate").isin("cancelled", "replaced", "voided", "delivered-now"), F.lit(col=False))
 
 
-def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFrame) -> DataFrame:
+def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFrame, again: DataFrame) -> DataFrame:
     """Add what was made from the FIREs of records with names, and whether the log of timers has voided them.
 
     An occurrence of a message that recurs is delivered under an id of its own, with its due time. A record without a
@@ -182,6 +203,7 @@ def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFram
     by_fire = (
         named.join(fires, F.col("coordinates") == F.col("due"))
         .join(made_by, F.col("at") == F.col("fire"), "left")
+        .join(again.toDF("parked_fire"), F.col("at") == F.col("parked_fire"), "left")
         # A NOW delivers a message that recurs under another id.
         .withColumn("is_its", F.col("f_recurs").isNull() | (F.col("made_id") == occurrence))
         # A question is no delivery. The half message waits for the next one, or a COMMIT delivers it.
@@ -192,7 +214,7 @@ def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFram
             F.max("log_partition").alias("log_partition"),
             F.min(F.when(F.col("is_delivery"), F.col("f_first"))).alias("f_first"),
             F.sum(F.when(F.col("is_delivery"), F.col("f_deliveries"))).alias("f_deliveries"),
-            F.max(F.col("is_its") & F.col("waits_on")).alias("f_moved"),
+            F.max((F.col("is_its") & F.col("waits_on")) | F.col("parked_fire").isNotNull()).alias("f_moved"),
             F.max(F.col("f_parked") & F.col("is_its")).alias("f_parked"),
             F.bool_and("f_void").alias("f_void"),
             F.bool_and("f_passed").alias("f_passed"),
@@ -211,7 +233,7 @@ def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFram
         {
             "first": F.coalesce("first", "f_first"),
             "deliveries": F.coalesce("f_deliveries", "deliveries"),
-            "moved": F.coalesce("moved", F.lit(col=False)) | F.coalesce("f_moved", F.lit(col=False)),
+            "moved": F.col("moved") | F.coalesce("f_moved", F.lit(col=False)),
             "parked": F.coalesce("parked", F.lit(col=False)) | F.coalesce("f_parked", F.lit(col=False)),
             "is_void": F.coalesce("f_void", F.lit(col=False)) | F.col("its_name").isNotNull(),
             "is_passed": F.coalesce("f_passed", "is_passed"),
@@ -227,7 +249,7 @@ def transform(found: DataFrame) -> DataFrame:
 
     Returns:
         delay_level, hour (UTC, of the due time), delivered, hopped, parked, voided, never, stuck, waiting, early,
-        overtaken, repeats, late_p50_ms, late_p99_ms, late_max_ms.
+        overtaken, repeats, redriven, late_p50_ms, late_p99_ms, late_max_ms.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -237,6 +259,7 @@ def transform(found: DataFrame) -> DataFrame:
         F.count_if("early").alias("early"),
         F.count_if("overtaken").alias("overtaken"),
         F.sum("repeats").alias("repeats"),
+        F.count_if("redriven").alias("redriven"),
         F.percentile_approx("late_ms", 0.5).alias("late_p50_ms"),
         F.percentile_approx("late_ms", 0.99).alias("late_p99_ms"),
         F.max("late_ms").alias("late_max_ms"),
@@ -252,7 +275,7 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
     """
     fields = (
         *("delay_level", "hour", "delivered", "hopped", "parked", "voided", "never", "stuck", "waiting", "early"),
-        *("overtaken", "repeats", "late_p50_ms", "late_p99_ms", "late_max_ms"),
+        *("overtaken", "repeats", "redriven", "late_p50_ms", "late_p99_ms", "late_max_ms"),
     )
     counted = by_level.orderBy("hour", "delay_level").collect()
     bad_names = ("early", "overtaken", "never", "stuck", "parked")
