@@ -131,7 +131,7 @@ def test_failures_names_both_causes_and_is_a_finding(day: Day, printed: Printed)
     "words",
     [
         ("land", "TOPIC", "--bootstrap", "BROKER"), ("failures",), ("lineage",), ("delays",), ("audit",), ("keys",),
-        ("dlq-trend",), ("replay", "plan", "--plan", "relative"),
+        ("dlq-trend",), ("report",), ("replay", "plan", "--plan", "relative"),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -148,8 +148,32 @@ def test_a_relative_lake_and_out_begin_in_the_working_directory(
     assert main([*given, "--lake", "./lake", "--namespace", day.namespace, *out]) in {0, 2}
     assert sorted(each.name for each in tmp_path.iterdir()) == (["lake", "out"] if out else ["lake"])
     if out:
-        assert len(list((tmp_path / "out").glob("*.html"))) == 1
+        assert len(list((tmp_path / "out").glob("*.html"))) == (7 if words == ("report",) else 1)
         assert list((tmp_path / "out").glob("*/_delta_log"))
+
+
+def test_one_command_lands_and_answers_every_question_on_one_page(day: Day, tmp_path: Path, printed: Printed) -> None:
+    at = ("--land", day.topic, "--bootstrap", day.bootstrap)
+    out = tmp_path / "out"
+    assert day.ask("report", *at, "--out", str(out), "--console", "http://console:8080/") == 2
+    lines = printed().splitlines()
+    assert lines[0].startswith("landed 0 new records")
+    assert lines[1] == "report: findings in failures"
+    jobs = ("audit", "failures", "delays", "dlq-trend", "keys", "lineage")
+    assert sorted(page.name for page in out.glob("*.html")) == sorted(["index.html", *(f"{job}.html" for job in jobs)])
+    index = (out / "index.html").read_text()
+    for job in jobs:
+        assert f'<a href="{job}.html">' in index
+        assert f'<a href="{job}.html" aria-current="page">' in (out / f"{job}.html").read_text()
+    for chart in ("failures by hour and cause", "lateness by hour of the due time", "dead letters by day"):
+        assert f"<h2>{chart}" in index
+    assert "customer # is gone" in index
+    assert f'<a href="http://console:8080/groups/{day.group}">' in (out / "failures.html").read_text()
+    assert day.ask("report", "--out", str(out), "--json") == 2
+    answers = json.loads(printed())
+    assert [(each["job"], each["fine"]) for each in answers["reports"]] == [(job, job != "failures") for job in jobs]
+    assert day.ask("audit", "--out", str(out)) == 0  # a page that is written again keeps its navigation
+    assert '<a href="index.html">overview</a>' in (out / "audit.html").read_text()
 
 
 def test_nothing_is_lost_and_every_message_is_in_one_state(day: Day, spark: SparkSession, printed: Printed) -> None:

@@ -11,7 +11,9 @@ import datetime as dt
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,13 +38,18 @@ from rocketshim_spark.cli_options import (
     GroupOnly,
     JavaClient,
     Lake,
+    NewestOfLake,
     WithSpark,
     exit_if_finding,
     print_note,
 )
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocketshim_spark.lake import Gap
     from rocketshim_spark.land import Landing
+    from rocketshim_topics import TopicNames
 
 _MAX_GAPS = 50
 
@@ -54,6 +61,21 @@ app = typer.Typer(
 app.add_typer(cli_replay.app, name="replay")
 
 
+Brokers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar="ROCKETSHIM_BOOTSTRAP",
+        callback=checked_bootstrap,
+        help="Read the retention of dead-letter topics from these brokers.",
+    ),
+]
+Orderly = Annotated[
+    list[str] | None, typer.Option("--orderly", help="A group that relies on message order; repeatable.")
+]
+
+
 def _time_option(*names: str, about: str) -> Any:
     help_text = f"{about}; a duration before now or a time: 2d, 2026-11-20T18:00:00Z."
     return typer.Option(*names, metavar="DURATION|TIME", help=help_text, rich_help_panel=SELECTION)
@@ -61,7 +83,7 @@ def _time_option(*names: str, about: str) -> Any:
 
 @app.command(epilog="Example: rocketshim spark fetch")
 def fetch(*, as_json: Json = False) -> None:
-    """Download the jars that Spark needs to read Kafka and write Delta (100 MB) into rocketshim's cache."""
+    """Download the jars that Spark needs to read Kafka and write Delta (80 MB) into rocketshim's cache."""
     try:
         from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` works without Spark
     except ModuleNotFoundError as error:
@@ -88,23 +110,9 @@ def land(
     as_json: Json = False,
 ) -> None:
     """Land new records, each once. Exit code 2 if retention deleted records before they were landed."""
-    kafka, config = client_settings(java_client, "--java-client"), at.client
+    kafka = client_settings(java_client, "--java-client")
     with spark_options.session() as spark:
-        from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is installed
-        from rocketshim_spark.land import land as land_now  # noqa: PLC0415
-        from rocketshim_spark.sources import Cluster  # noqa: PLC0415
-
-        cluster = Cluster(at.bootstrap, config)
-        chosen = event_topics(cluster.topics(), topics, at.namespace)
-        # The jobs find lost messages by what the worker has passed. A worker's group that may not be described is not
-        # among the cluster's groups, so it is named here: then the landing is refused.
-        known = cluster.groups()
-        groups = list(dict.fromkeys([*(group or known), at.names.worker_group]))
-        done = land_now(spark, at.bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
-    for unknown in sorted({*(group or ())} - {*known}):
-        print_note(f"note: no group {unknown} has a position or a member at {at.bootstrap}: check --group")
-    if all(kind_of(topic, at.namespace) == "source" for topic in chosen):
-        print_note(f"note: found no shim topic in namespace {at.namespace!r}: check --namespace")
+        chosen, done = _land(spark, at.bootstrap, at.client, at.names, topics, lake, kafka, group)
     if as_json:
         typer.echo(json.dumps({"lake": lake, "topics": sorted(chosen), **_facts(done)}))
     else:
@@ -134,6 +142,35 @@ def repair(*, lake: Lake, spark_options: WithSpark, dry_run: DryRun = False, as_
             f"from {lake} (version {done.version})"
         )
     exit_if_finding(fine=not dry_run or not (done.doubled or done.gaps))
+
+
+def _land(  # noqa: PLR0917 the facts of one landing
+    spark: "SparkSession",
+    bootstrap: str,
+    config: Mapping[str, Any],
+    names: "TopicNames",
+    topics: list[str],
+    lake: str,
+    kafka: Mapping[str, str],
+    group: list[str] | None = None,
+) -> "tuple[list[str], Landing]":
+    """Land these topics and the shim's own; note what the user may have mistyped."""
+    from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is installed
+    from rocketshim_spark.land import land as land_now  # noqa: PLC0415
+    from rocketshim_spark.sources import Cluster  # noqa: PLC0415
+
+    cluster = Cluster(bootstrap, config)
+    chosen = event_topics(cluster.topics(), topics, names.namespace)
+    # The jobs find lost messages by what the worker has passed. A worker's group that may not be described is not
+    # among the cluster's groups, so it is named here: then the landing is refused.
+    known = cluster.groups()
+    groups = list(dict.fromkeys([*(group or known), names.worker_group]))
+    done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
+    for unknown in sorted({*(group or ())} - {*known}):
+        print_note(f"note: no group {unknown} has a position or a member at {bootstrap}: check --group")
+    if all(kind_of(topic, names.namespace) == "source" for topic in chosen):
+        print_note(f"note: found no shim topic in namespace {names.namespace!r}: check --namespace")
+    return chosen, done
 
 
 def _facts(done: "Landing") -> dict[str, Any]:
@@ -177,12 +214,12 @@ def failures(
     if times["since"] and times["until"] and times["since"] >= times["until"]:
         raise ConfigError(f"--until {until} is not later than --since {since}: no failure can match")
     with lake.open() as view:
-        from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is installed
-        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
+        from rocketshim_spark import answers  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark.jobs.failures import FailureParams  # noqa: PLC0415
+        from rocketshim_spark.running import write_report  # noqa: PLC0415
 
         view.check_groups([group] if group else [])
-        found = job.transform(view.events, job.FailureParams.model_validate({**times, "group": group}))
-        report = job.report(publish(view, "failures", found))
+        report = answers.failures(view, FailureParams.model_validate({**times, "group": group}))
         write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
@@ -238,19 +275,10 @@ def delays(
 
     grace_ms, skew_ms = parse_duration_ms(grace), parse_duration_ms(skew)
     with lake.open(delay_levels) as view:
-        from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is installed
-        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
+        from rocketshim_spark import answers  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark.running import write_report  # noqa: PLC0415
 
-        params = job.DelayParams(
-            namespace=view.namespace,
-            now=view.now,
-            worker=view.worker,
-            landed=view.landed,
-            grace_ms=grace_ms,
-            skew_ms=skew_ms,
-        )
-        found = publish(view, "delay_outcomes", job.outcomes(view.events, params))
-        report = job.report(found, publish(view, "delays", job.transform(found)))
+        report = answers.delays(view, grace_ms=grace_ms, skew_ms=skew_ms)
         write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
@@ -263,13 +291,10 @@ def audit(
 ) -> None:
     """Check that no message is lost. Exit code 2 for a missing, parked or malformed record, or a retention gap."""
     with lake.open() as view:
-        from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is installed
-        from rocketshim_spark.running import publish, publish_lifecycles, write_report  # noqa: PLC0415
+        from rocketshim_spark import answers  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark.running import publish_lifecycles, write_report  # noqa: PLC0415
 
-        lifecycles = publish_lifecycles(view)
-        missing = publish(view, "residuals", job.residuals(lifecycles, view.gaps))
-        account = publish(view, "audit", job.transform(lifecycles, missing))
-        report = job.report(account, missing, view.gaps, job.malformed(view.events))
+        report = answers.audit(view, publish_lifecycles(view))
         write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
@@ -281,9 +306,7 @@ def keys(
     min_failures: Annotated[
         int, typer.Option("--min-failures", min=1, help="Minimum number of failed messages of a poison key.")
     ] = 3,
-    orderly: Annotated[
-        list[str] | None, typer.Option("--orderly", help="A group that relies on message order; repeatable.")
-    ] = None,
+    orderly: Orderly = None,
     as_json: Json = False,
 ) -> None:
     """Find poison keys, and broken message order in `--orderly` groups. Exit code 2 if there is either.
@@ -291,12 +314,13 @@ def keys(
     A key is poison if at least half of its messages failed, and at least `--min-failures` of them.
     """
     with lake.open() as view:
-        from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is installed
-        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
+        from rocketshim_spark import answers  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark.jobs.keys import KeyParams  # noqa: PLC0415
+        from rocketshim_spark.running import write_report  # noqa: PLC0415
 
         view.check_groups(orderly or ())
-        params = job.KeyParams(min_failures=min_failures, orderly=tuple(orderly or ()))
-        report = job.report(publish(view, "keys", job.transform(view.lifecycles(), params)))
+        params = KeyParams(min_failures=min_failures, orderly=tuple(orderly or ()))
+        report = answers.keys(view, view.lifecycles(), params)
         write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
@@ -305,16 +329,7 @@ def keys(
 def dlq_trend(
     *,
     lake: AtLake,
-    bootstrap: Annotated[
-        str | None,
-        typer.Option(
-            "--bootstrap",
-            "-b",
-            envvar="ROCKETSHIM_BOOTSTRAP",
-            callback=checked_bootstrap,
-            help="Read the retention of dead-letter topics from these brokers.",
-        ),
-    ] = None,
+    bootstrap: Brokers = None,
     retention: Annotated[
         str, typer.Option("--retention", help="Retention to assume where it is not read from the brokers: 7d, 30d.")
     ] = "30d",
@@ -331,25 +346,79 @@ def dlq_trend(
     if retention_ms == 0:
         raise ConfigError(f"--retention {retention}: must be at least 1 ms")
     with lake.open() as view:
-        from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is installed
-        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
+        from rocketshim_spark import answers  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark.jobs.dlq_trend import TrendParams  # noqa: PLC0415
+        from rocketshim_spark.running import write_report  # noqa: PLC0415
+        from rocketshim_spark.sources import Cluster  # noqa: PLC0415
 
-        kept: dict[str, int] = {}
-        if bootstrap is not None:
-            from rocketshim_spark.events import kind_of  # noqa: PLC0415
-            from rocketshim_spark.sources import Cluster  # noqa: PLC0415
-
-            letters = [row.topic for row in view.topics().collect() if kind_of(row.topic, lake.namespace) == "dlq"]
-            kept = Cluster(bootstrap, client).retention_ms(letters)
-        params = job.TrendParams(
-            now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000
-        )
-        found = job.letters(view.events, view.settled).cache()
-        days = publish(view, "dlq_trend", job.transform(found))
-        report = job.report(days, publish(view, "dlq_open", job.open_letters(found, params)), params)
-        found.unpersist()
+        kept = {} if bootstrap is None else answers.retention_of(view, Cluster(bootstrap, client))
+        params = TrendParams(now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000)
+        report = answers.dlq_trend(view, params)
         write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
+
+
+@app.command(epilog="Example: rocketshim spark report --lake ./lake --land orders --bootstrap localhost:9092")
+def report(
+    *,
+    lake: NewestOfLake,
+    topics: Annotated[
+        list[str] | None, typer.Option("--land", help="Land this source topic first, and the shim's own; repeatable.")
+    ] = None,
+    bootstrap: Brokers = None,
+    client: ClientSettings,
+    java_client: JavaClient = None,
+    since: Annotated[str | None, _time_option("--since", "-s", about="Earliest time of a failure")] = None,
+    new_since: Annotated[
+        str | None, _time_option("--new-since", about="A cause first seen since then is new. Default: --since")
+    ] = None,
+    orderly: Orderly = None,
+    console: Annotated[
+        str | None, typer.Option("--console", help="Address of the console, to link groups and messages to it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer all questions in one index.html with a page for each. Exit code 2 if one of them has a finding.
+
+    The questions are those of audit, failures, delays, dlq-trend, keys and lineage, and Spark starts once.
+    """
+    times = _parse_times(since=since, new_since=new_since)
+    kafka = client_settings(java_client, "--java-client")
+    if topics and bootstrap is None:
+        raise ConfigError("--land needs --bootstrap: name the brokers to read from")
+    if console is not None and not console.startswith(("http://", "https://")):
+        raise ConfigError(f"--console {console}: write its whole address, as http://localhost:8080")
+    with lake.spark.session() as spark:
+        from rocketshim_spark import answers  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark.jobs.failures import FailureParams  # noqa: PLC0415
+        from rocketshim_spark.jobs.keys import KeyParams  # noqa: PLC0415
+        from rocketshim_spark.report import as_text, json_value, report_json  # noqa: PLC0415
+        from rocketshim_spark.running import local_folder  # noqa: PLC0415
+        from rocketshim_spark.sources import Cluster  # noqa: PLC0415
+        from rocketshim_topics import TopicNames  # noqa: PLC0415
+
+        gaps: Sequence[Gap] = ()
+        if topics and bootstrap is not None:
+            names = TopicNames(lake.namespace)
+            chosen, done = _land(spark, bootstrap, client, names, topics, lake.folder, kafka)
+            gaps = done.gaps
+            if not as_json:
+                _print_landing(done, lake.folder, len(chosen))
+        view = lake.view(spark)
+        view.check_groups(orderly or ())
+        questions = answers.Questions(
+            failures=FailureParams.model_validate(times),
+            keys=KeyParams(orderly=tuple(orderly or ())),
+            retention_of={} if bootstrap is None else answers.retention_of(view, Cluster(bootstrap, client)),
+            console=console,
+        )
+        index, reports = answers.everything(view, questions)
+        if as_json:
+            typer.echo(json.dumps({"fine": index.fine, "reports": [*map(report_json, reports)]}, default=json_value))
+        else:
+            typer.echo(as_text(index))
+        print_note(f"page: {(local_folder(view.out) or Path()) / index.page}")
+    exit_if_finding(fine=index.fine and not gaps)
 
 
 def _parse_times(**given: str | None) -> dict[str, dt.datetime | None]:

@@ -258,16 +258,24 @@ class LakeOptions:
             LakeError: as `SparkOptions.session`, or nothing was landed into the folder.
         """
         with self.spark.session() as spark:
-            from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is installed
+            yield self.view(spark, delay_levels)
 
-            yield open_lake(
-                spark,
-                self.folder,
-                namespace=self.namespace,
-                delay_levels=delay_levels,
-                version=self.version,
-                out=self.out,
-            )
+    def view(self, spark: "SparkSession", delay_levels: str | None = None) -> "OpenLake":
+        """Open the lake at its version.
+
+        Raises:
+            LakeError: nothing was landed into the folder.
+        """
+        from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is installed
+
+        return open_lake(
+            spark,
+            self.folder,
+            namespace=self.namespace,
+            delay_levels=delay_levels,
+            version=self.version,
+            out=self.out,
+        )
 
 
 def _spark(*, master: Master = None, connector: Connector = "auto", driver_memory: DriverMemory = None) -> SparkOptions:

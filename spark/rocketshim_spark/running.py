@@ -31,15 +31,25 @@ from rocketshim_spark.lake import (
     read_snapshot,
     read_topics,
 )
-from rocketshim_spark.report import Report, as_html, as_text, json_value, report_json
+from rocketshim_spark.report import Link, Report, as_html, as_text, json_value, report_json
 from rocketshim_spark.session import conf_set, without_dictionaries
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.errors import ConfigError
 
-__all__ = ["OpenLake", "find_published", "local_folder", "open_lake", "publish", "publish_lifecycles", "write_report"]
+__all__ = [
+    "OpenLake",
+    "find_published",
+    "local_folder",
+    "open_lake",
+    "publish",
+    "publish_lifecycles",
+    "write_page",
+    "write_report",
+]
 
+_PAGES: Final = ("index", "audit", "failures", "delays", "dlq-trend", "keys", "lineage")
 _QUIET: Final = dt.timedelta(hours=1)
 _MINUTE: Final = dt.timedelta(minutes=1)
 # The rows of a result are in no useful order, so file statistics would not let a reader skip files.
@@ -227,6 +237,11 @@ def write_report(lake: OpenLake, report: Report, *, as_json: bool = False) -> No
     """Print a report, as text or as one JSON object, and write its HTML page; the lake's caveats become notes."""
     report = replace(report, notes=(*report.notes, *lake.caveats))
     typer.echo(json.dumps(report_json(report), default=json_value) if as_json else as_text(report))
+    typer.echo(f"page: {write_page(lake, report)}", err=True)
+
+
+def write_page(lake: OpenLake, report: Report, *, pages: Sequence[Link] = (), console: str | None = None) -> Path:
+    """Write the HTML page of a report, with the navigation to others (none given: those in the folder); return it."""
     target = local_folder(lake.out) or Path()
     target.mkdir(parents=True, exist_ok=True)
     page = target / report.page
@@ -234,9 +249,16 @@ def write_report(lake: OpenLake, report: Report, *, as_json: bool = False) -> No
     unfinished = target / f".{report.page}.{os.getpid()}"  # others may read the page, like the tables
     if report.job.startswith("replay"):
         unfinished.touch(mode=0o600)  # as every plan's file
-    unfinished.write_text(as_html(report, about=about), encoding="utf-8")
+    pages = pages or [Link("overview" if name == "index" else name, f"{name}.html") for name in _pages_in(target)]
+    unfinished.write_text(as_html(report, about=about, pages=pages, console=console), encoding="utf-8")
     unfinished.replace(page)
-    typer.echo(f"page: {page}", err=True)
+    return page
+
+
+def _pages_in(folder: Path) -> list[str]:
+    names = {page.stem for page in folder.glob("*.html")}
+    plans = (name for name in sorted(names) if name.startswith(("replay-plan-", "replay-verify-")))
+    return [*(name for name in _PAGES if name in names), *plans]
 
 
 def local_folder(path: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim_spark.jobs import failures, keys, lineage
 from rocketshim_spark.jobs.lineage import format_lifecycle, is_fine
-from rocketshim_spark.report import Report, Table, as_html, as_text, json_value, report_json
+from rocketshim_spark.report import Chart, Link, Report, Table, as_html, as_text, json_value, report_json
 from rocketshim_spark.small_frames import small_frame
 
 NASTY = "<script>alert(1)</script>&\"'\x1b]0;owned\x07\x9b2J\n\u202e"
@@ -99,6 +100,39 @@ def test_a_page_without_rows_is_complete_and_marks_the_verdict() -> None:
     assert page.endswith("</html>\n")
     assert "<svg" not in page
     assert '<span class="finding">' in as_html(Report("audit", "residual 1", fine=False), about="lake")
+
+
+def test_a_page_has_its_navigation_and_fits_a_phone_and_a_dark_room() -> None:
+    pages = [Link("overview", "index.html"), Link("audit", "audit.html")]
+    page = as_html(Report("audit", "residual 0", fine=True), about="lake", pages=pages)
+    assert '<meta name="viewport" content="width=device-width,initial-scale=1">' in page
+    assert "prefers-color-scheme:dark" in page
+    assert '<a href="index.html">overview</a>' in page
+    assert '<a href="audit.html" aria-current="page">audit</a>' in page
+    assert Report("report", "no finding", fine=True).page == "index.html"
+
+
+def test_groups_ids_and_records_are_linked_to_the_console_and_only_there() -> None:
+    columns = ("grp", "msg_id", "sample", "topic")
+    table = Table("worst", columns, [('pay/"g', "A&B", "orders/0/7", "orders/0/7"), (None, "", "<x>/0/7", None)])
+    report = Report("failures", "", fine=True, tables=(table,))
+    page = as_html(report, about="lake", console="https://console/base/")
+    assert re.findall('<td><a href="([^"]+)">', page) == [
+        "https://console/base/groups/pay%2F%22g",
+        "https://console/base/message?id=A%26B",
+        "https://console/base/message/orders/0/7",
+    ]
+    assert "<td><a" not in as_html(report, about="lake")
+
+
+def test_a_chart_has_a_bar_or_a_point_for_each_number() -> None:
+    stacked = Chart("by hour", ("10:00", "11:00"), [(NASTY, (3, 0)), ("b", (1, 2))], stacked=True)
+    lines = Chart("late", ("10:00", "11:00"), [("p50", (None, 2.0)), ("p99", (4.0, 8.0))])
+    page = as_html(Report("failures", "", fine=True, charts=(stacked, lines)), about="lake")
+    assert [float(height) for height in re.findall(r'<rect class="c\d"[^>]* height="([0-9.]+)"', page)] == [120, 40, 80]
+    assert [float(y) for y in re.findall(r'<circle class="c\d"[^>]* cy="([0-9.]+)"', page)] == [140, 100, 20]
+    assert "<script" not in page
+    assert as_html(Report("failures", "", fine=True, charts=(Chart("none", (), ()),)), about="lake").count("<svg") == 1
 
 
 def test_bars_are_proportional_and_never_negative() -> None:

@@ -32,6 +32,7 @@ compared. A record that was delivered more than once is never reported as overta
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pyspark.sql import Column, DataFrame
@@ -39,7 +40,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from pyspark.sql.window import Window
 
 from rocketshim_spark.jobs.lineage import is_landed
-from rocketshim_spark.report import MOST_ROWS, Report, Table
+from rocketshim_spark.report import MOST_ROWS, Chart, Report, Table, utc
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.timers import fates
 from rocketshim_topics import TopicNames
@@ -302,5 +303,21 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
         tables=tuple(tables),
         bars=tuple(latest.items()),
         bars_title="lateness, ms at p99 (the worst hour)",
+        charts=_over_time(counted),
         notes=("delivery times are Kafka timestamps: from the worker's clock if the topic has no LogAppendTime",),
     )
+
+
+def _over_time(counted: Sequence[Any]) -> tuple[Chart, ...]:
+    """Return the chart of the lateness by hour, each of the delay level that was worst."""
+    by_hour: dict[dt.datetime, tuple[int, int]] = {}
+    for row in counted:
+        if row.late_p99_ms is not None:
+            p50, p99 = by_hour.get(utc(row.hour), (row.late_p50_ms, row.late_p99_ms))
+            by_hour[utc(row.hour)] = max(p50, row.late_p50_ms), max(p99, row.late_p99_ms)
+    if not by_hour:
+        return ()
+    hours = sorted(by_hour)
+    series = [(name, [by_hour[hour][at] for hour in hours]) for at, name in enumerate(("p50", "p99"))]
+    title = "lateness by hour of the due time, ms, UTC (the worst level)"
+    return (Chart(title, [hour.strftime("%m-%d %H:00") for hour in hours], series),)

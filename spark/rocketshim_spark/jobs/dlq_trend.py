@@ -10,8 +10,11 @@ The setting `retention.ms` of a topic decides when its dead letters are deleted;
 Kafka deletes whole segments, so a dead letter *may* be deleted after the reported hours, or later.
 """
 
-from collections.abc import Mapping
-from typing import Final
+import datetime as dt
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pyspark.sql import DataFrame
@@ -19,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from pyspark.sql.window import Window
 
 from rocketshim_spark.redrive_marks import empty_settled, join_settled
-from rocketshim_spark.report import Report, Table
+from rocketshim_spark.report import Chart, Report, Table
 from rocketshim_spark.small_frames import small_frame
 
 __all__ = ["TrendParams", "letters", "open_letters", "report", "transform"]
@@ -145,9 +148,6 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
     rows = days.orderBy("grp", "day").collect()
     soon = [row.grp for row in groups if row.hours_left is not None and row.hours_left < params.warn_hours]
     assumed = sum(not row.asked for row in groups)
-    by_day: dict[str, int] = {}
-    for row in rows:
-        by_day[str(row.day)] = by_day.get(str(row.day), 0) + row.arrived
     of_group = ("grp", "topic", "depth", "oldest", "oldest_at", "oldest_age_hours", "hours_left")
     of_day = ("grp", "day", "arrived", "replayed", "discarded", "depth")
     return Report(
@@ -161,7 +161,25 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
             Table.of("left", of_group, groups),
             Table.of("by day", of_day, rows),
         ),
-        bars=tuple(sorted(by_day.items()))[-31:],
-        bars_title="dead letters by day",
+        charts=_by_day(rows),
         notes=(f"the retention of {assumed} topics is assumed, not read from the brokers",) if assumed else (),
     )
+
+
+def _by_day(rows: Sequence[Any]) -> tuple[Chart, ...]:
+    """Return the chart of all groups: what arrived, what was settled, and what was left in the evening."""
+    if not rows:
+        return ()
+    arrived, settled = Counter[dt.date](), Counter[dt.date]()
+    for row in rows:
+        arrived[row.day] += row.arrived
+        settled[row.day] += row.replayed + row.discarded
+    first, last = min(arrived), max(arrived)
+    days = [first + dt.timedelta(days=number) for number in range((last - first).days + 1)]
+    left = list(itertools.accumulate(arrived[day] - settled[day] for day in days))
+    series: list[tuple[str, list[float | None]]] = [
+        ("arrived", [arrived[day] for day in days]),
+        ("sent again or discarded", [settled[day] for day in days]),
+        ("left in the evening", [*left]),
+    ]
+    return (Chart("dead letters by day, UTC", [day.isoformat() for day in days], series),)

@@ -10,15 +10,24 @@ fingerprint) is *new* if the given events do not contain it before `new_since`; 
 it reports.
 """
 
+import datetime as dt
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark.report import MOST_ROWS, Report, Table, utc
+from rocketshim_spark.report import MOST_ROWS, Chart, Report, Table, utc
 
 __all__ = ["FailureParams", "attempts", "report", "transform"]
 
 _CAUSE = ("grp", "fail_class", "fingerprint")
+_CHARTED = 5  # causes with a colour of their own
+_HOURLY = dt.timedelta(days=3)
+_NAME_CHARS = 100
 
 
 class FailureParams(BaseModel):
@@ -149,12 +158,37 @@ def report(found: DataFrame) -> Report:
     fields = ("grp", "fail_class", "fingerprint", "failures", "dead", "is_new", "first_seen", "last_seen", "sample")
     worst_first = (F.desc("is_new"), F.desc("dead"), F.desc("failures"), *_CAUSE)
     rows = causes.orderBy(*worst_first).limit(MOST_ROWS).collect()
-    hours = found.groupBy("hour").agg(F.sum("failures").alias("failures")).orderBy(F.desc("hour")).limit(48).collect()
     return Report(
         job="failures",
         verdict=f"{failures} failures of {count} causes: {dead} ended dead, {new} causes are new",
         fine=not dead and not new,
         tables=(Table.of("causes", fields, rows, count),),
-        bars=tuple((f"{utc(row.hour):%Y-%m-%d %H:00}", row.failures) for row in reversed(hours)),
-        bars_title="failures by hour, UTC (the last 48)",
+        charts=_trend(found, sorted(rows, key=lambda row: -row.failures)[:_CHARTED]),
     )
+
+
+def _trend(found: DataFrame, top: Sequence[Any]) -> tuple[Chart, ...]:
+    """Return the chart of the most frequent causes: by hour, or by day if there are more than three."""
+    first, last = found.agg(F.min("hour"), F.max("hour")).collect()[0]
+    if first is None:
+        return ()
+    unit = dt.timedelta(hours=1) if utc(last) - utc(first) <= _HOURLY else dt.timedelta(days=1)
+    word, form = ("hour", "%m-%d %H:00") if unit < dt.timedelta(days=1) else ("day", "%Y-%m-%d")
+    number = F.lit(len(top))
+    for at, row in enumerate(top):
+        is_it = functools.reduce(operator.and_, [F.col(name).eqNullSafe(F.lit(row[name])) for name in _CAUSE])
+        number = F.when(is_it, F.lit(at)).otherwise(number)
+    counted = (
+        found.groupBy(F.date_trunc(word, "hour").alias("at"), number.alias("cause"))
+        .agg(F.sum("failures").alias("failures"))
+        .collect()
+    )
+    began = utc(first).replace(hour=0 if word == "day" else utc(first).hour)
+    times = [began + unit * step for step in range((utc(last) - began) // unit + 1)]
+    sums = {(utc(row.at), row.cause): row.failures for row in counted}
+    names = [f"{row.grp}, {row.fail_class}: {row.fingerprint}"[:_NAME_CHARS] for row in top]
+    if any(cause == len(top) for _, cause in sums):
+        names.append("other causes")
+    series = [(name, [sums.get((at, cause), 0) for at in times]) for cause, name in enumerate(names)]
+    title = f"failures by {word} and cause, UTC"
+    return (Chart(title, [at.strftime(form) for at in times], series, stacked=True),)
