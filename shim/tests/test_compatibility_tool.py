@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rocketshim_local.probe import reserve_port
+from tools.compat import brokers
 from tools.compat.__main__ import app
 from tools.compat.environments import AwayError, with_spark
 
@@ -42,3 +44,11 @@ def test_a_pyspark_that_cannot_be_had_is_not_tried(
     with pytest.raises(AwayError, match=said):
         with_spark("9.9.9", tmp_path / "spark-9.9.9")
     assert not (tmp_path / "spark-9.9.9" / "whole").exists()
+
+
+def test_a_broker_that_never_answers_is_named_with_its_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "_START_S", 0.0)
+    with reserve_port() as unheard:
+        port = unheard.getsockname()[1]
+    with pytest.raises(TimeoutError, match=f"no broker answers at 127.0.0.1:{port} .* its logs are in {tmp_path}"):
+        brokers._await(f"127.0.0.1:{port}", tmp_path)
