@@ -23,6 +23,7 @@ in front of its own words (`Command`), so that what stands behind it wins.
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +57,11 @@ class Command(TyperCommand):
         elif not {"--help", "-h"} & set(words):
             words = [*self._profile_words(ctx, words), *words]
         return super().parse_args(ctx, words)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; a line end within a paragraph of a docstring is a space, as in its first one."""
+        self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", self.help or "")
+        super().format_help(ctx, formatter)
 
     def _profile_words(self, ctx: Any, words: list[str]) -> list[str]:
         if not any(each.name == "profile" for each in self.params):

@@ -216,6 +216,15 @@ def test_bash_itself_completes_with_the_shown_script() -> None:
     assert done.stdout.strip() == "discard"
 
 
+def test_a_paragraph_of_a_help_breaks_only_where_the_terminal_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    assert main(["dev", "--help"]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "MODULE:NAME gets this address" in each]
+    assert "A second Ctrl-C, at least a second after the first, ends everything immediately." in line
+
+
 @pytest.mark.parametrize("no_colour", [False, True])
 def test_colours_are_used_on_terminals_unless_no_color_is_set(no_colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
