@@ -16,7 +16,7 @@ from rocketshim.console.observed import leaving
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WorkerSnapshot
 from rocketshim_topics import DelayLevels
-from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, encode_group_record
+from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, LeaseEntry, RenewRecord, encode_group_record
 
 from .conftest import NAMES, RETRY, Stage, dead_letter
 from .test_dead_letters import apply, text_of
@@ -187,6 +187,12 @@ def test_a_group_shows_its_lag_and_its_locks_with_owner_token_and_lease(stage: S
         queues=(ClaimedQueue(topic="orders", queue_id=4),),
     )  # fmt: skip
     stage.kafka.append(NAMES.group_log("payments"), encode_group_record(claim))
+    failing = LeaseEntry(
+        topic="orders", queue_id=4, token=base, confirmed_offset=0, next_offset=7, reconsume_counts=((7, 80),)
+    )
+    renew = RenewRecord(**{**dict(claim), "kind": "renew", "seq": 2, "queues": (failing,)})
+    stage.kafka.append(NAMES.group_log("payments"), encode_group_record(renew))
+    assert 'href="/message/orders/4/7"' in stage.browser().get("/groups/payments").text
     assert "<b>xxx" not in stage.browser().get("/groups/payments").text
     seen = text_of(stage.browser().get("/groups/payments").text)
     assert f"{RETRY} 0 0 1 1" in seen
