@@ -138,7 +138,8 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
     plan = _redriven_by(envelope)
     if plan is not None:
         return f"sent again by plan {plan}"
-    return "delivered" if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
+    word = "sent" if envelope.hop_id is None else "delivered"  # what a group has made of it, the records do not tell
+    return word if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
 
 
 def _waiting_text(hop: RecordView, cause: str, target: str | None) -> str:

@@ -353,3 +353,8 @@ def test_a_partition_beyond_kafkas_numbers_is_missing(kafka: InMemoryKafka) -> N
 def test_the_error_names_a_missing_topic(kafka: InMemoryKafka) -> None:
     with reader(kafka) as reading, pytest.raises(TopicMissingError, match="nowhere"):
         list(reading.read(["nowhere"]))
+
+
+def test_a_record_that_was_made_from_no_other_was_sent_and_is_not_called_delivered() -> None:
+    assert step_text(entry("orders", 4, 1_000), TopicNames()) == "sent"
+    assert step_text(entry("orders", 4, 1_000, hop_id="s/0/1"), TopicNames()) == "delivered"
