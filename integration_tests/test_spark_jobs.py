@@ -1,6 +1,7 @@
 """A day of a real group on a real broker, landed, and asked every question by the commands a person types."""
 
 import json
+import re
 import threading
 import uuid
 from collections import Counter
@@ -174,6 +175,25 @@ def test_one_command_lands_and_answers_every_question_on_one_page(day: Day, tmp_
     assert [(each["job"], each["fine"]) for each in answers["reports"]] == [(job, job != "failures") for job in jobs]
     assert day.ask("audit", "--out", str(out)) == 0  # a page that is written again keeps its navigation
     assert '<a href="index.html">overview</a>' in (out / "audit.html").read_text()
+
+
+def test_the_sql_of_the_docs_runs_and_a_compacted_lake_is_landed_on(
+    day: Day, spark: SparkSession, printed: Printed
+) -> None:
+    for job in ("failures", "delays", "dlq-trend"):
+        assert day.ask(job) in {0, 2}
+    page = (Path(__file__).parents[1] / "docs" / "spark.md").read_text()
+    blocks = re.findall("```sql\n(.*?)```", page, re.DOTALL)
+    statements = [each for block in blocks for each in re.sub("--.*", "", block).split(";") if each.strip()]
+    assert len(statements) == 5
+    for statement in statements:
+        spark.sql(statement.replace("/data/lake", str(local_folder(day.lake)))).collect()
+    found = spark.sql("SELECT * FROM causes ORDER BY failures").collect()
+    assert [(row.failures, row.dead) for row in found] == [(4, 4), (8, 0)]
+    assert spark.sql("SELECT * FROM lateness WHERE not_delivered > 0").isEmpty()
+    printed()
+    assert day.ask("land", day.topic, "--bootstrap", day.bootstrap) == 0
+    assert printed().startswith("landed 0 new records")
 
 
 def test_nothing_is_lost_and_every_message_is_in_one_state(day: Day, spark: SparkSession, printed: Printed) -> None:
