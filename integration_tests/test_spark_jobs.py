@@ -236,7 +236,9 @@ def test_each_report_is_one_json_object(
 ) -> None:
     assert day.ask(*words, "--json") == code
     report = json.loads(printed())
-    assert set(report) == {"job", "verdict", "fine", "tables", "notes"}
+    plan = {"subject": "as-json"} if "as-json" in words else {}
+    assert set(report) == {"job", "verdict", "fine", "tables", "notes", *plan}
+    assert plan.items() <= report.items()
     assert report["verdict"].startswith(verdict)
     assert report["fine"] is (code == 0)
     assert all(isinstance(row, dict) for table in report["tables"] for row in table["rows"])
