@@ -102,10 +102,10 @@ def test_five_breakages_are_named_soon_and_end(  # noqa: C901, PLR0915 - a story
     words += [word for group in (shipping, payments, mailer) for word in ("--group", group)]
     assert main(["init", *where, *words, "--with-log"]) == 0
     there = broker.bootstrap
-    is_ready, is_slow = threading.Event(), threading.Event()
+    is_slow = threading.Event()
 
     def ship(message: MessageView) -> None:
-        if message.body == b"poison" and not is_ready.is_set():
+        if message.body == b"poison":
             raise ConnectionError("warehouse 7 does not answer")
 
     def pay(_: MessageView) -> None:
@@ -148,7 +148,12 @@ def test_five_breakages_are_named_soon_and_end(  # noqa: C901, PLR0915 - a story
         producer.send(shipments, b"poison")
         producer.send(shipments, b"behind it")
         here.named("queue-blocked", shipments, "ConnectionError: warehouse 7 does not answer")
-        is_ready.set()
+        consumers[shipping].stop()
+        skip = ["group", "reset", shipping, *where, "--topic", f"{shipments}/0", "--to", "2", "--apply"]
+        wait_until(lambda: main(skip) == 0, "the group has no member", within_s=DEADLINE_S)
+        again = PushConsumer(there, group=shipping, namespace=namespace)
+        again.listener(shipments, orderly=True)(ship)
+        stack.enter_context(consuming(again))
         here.gone("queue-blocked")
 
         admin.delete_topics([invoices])[invoices].result(DEADLINE_S)

@@ -14,7 +14,7 @@ from rocketshim.cli.findings import counts, has_problem, show_findings
 from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, WorkerUrls, output, seconds
 from rocketshim.core.user_values import one_line
 from rocketshim.errors import BrokerUnavailableError
-from rocketshim.observe.finding import Installation
+from rocketshim.observe.finding import Finding
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.tables import summary
 from rocketshim.observe.verdict import verdict
@@ -40,8 +40,11 @@ def status(
     """Show what is wrong now, worst first: its cause, since when, its cost, and the command that fixes it.
 
     Exit code 2 if there are errors or warnings; notes alone give 0. Takes one look at the cluster, and a second one if
-    a group has something to read, to see whether it falls behind. Changes nothing; the set-up is checked by `doctor`.
+    a group has something to read, to see whether it falls behind. What `doctor` finds in the set-up, without its notes,
+    is included; --watch examines it once. Changes nothing.
     """
+    from rocketshim.admin.doctor import Severity, set_up  # noqa: PLC0415 - `--help` does without
+    from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415
     from rocketshim.observe.look_up import OffsetLookup  # noqa: PLC0415 - `--help` does without
     from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
     from rocketshim.observe.worker_state import ask_workers, checked_urls  # noqa: PLC0415
@@ -54,6 +57,8 @@ def status(
         ) as sampler,
         sampler.watch() as looks,
     ):
+        facts = gather(at.bootstrap, at.names, at.levels, groups=tuple(group or ()), client=at.client)
+        examined = [each for each in set_up(facts) if each.severity is not Severity.NOTE]
         look: Snapshot | None = None
         while True:
             while (newer := looks.wait_newer(look, _LOOK_S)) is None:
@@ -62,15 +67,15 @@ def status(
             if look.error is not None and not watch:
                 raise BrokerUnavailableError(f"{at.bootstrap} did not answer: {look.error}")
             if watch or look.earlier is not None or not any(each.first_unread_ms for each in look.groups):
-                _show(here, look, quiet=quiet, as_json=as_json, clear=watch)
+                found = verdict(here, look, examined)
+                _show(found, look, quiet=quiet, as_json=as_json, clear=watch)
                 if not watch:
                     break
-    if has_problem(verdict(here, look)):
+    if has_problem(found):
         raise typer.Exit(FINDING)
 
 
-def _show(here: Installation, look: Snapshot, *, quiet: bool, as_json: bool, clear: bool) -> None:
-    found = verdict(here, look)
+def _show(found: list[Finding], look: Snapshot, *, quiet: bool, as_json: bool, clear: bool) -> None:
     if quiet and not has_problem(found):
         return
     if as_json:

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rocketshim.admin.doctor import Finding, set_up
+from rocketshim.admin.doctor import Finding, Severity, set_up
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
@@ -185,7 +185,7 @@ def _now(request: Request) -> dict[str, Any]:
     visits: DoctorVisits = request.app.state.doctor
     snapshot = visits.console.snapshot()
     is_known = snapshot is not None and snapshot.error is None
-    return {"snapshot": snapshot, "findings": visits.with_now(snapshot) if snapshot and is_known else None}
+    return {"snapshot": snapshot, "findings": visits.on_overview(snapshot) if snapshot and is_known else None}
 
 
 def groups(request: Request) -> Response:
@@ -273,6 +273,7 @@ class DoctorVisits:
     console: Console
     found: list[Finding] = field(default_factory=list)  # what is wrong in the set-up
     at_ms: int | None = None
+    begun_ms: int = 0  # when the overview last began a visit
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def findings(self) -> tuple[list[Finding], int]:
@@ -291,6 +292,18 @@ class DoctorVisits:
     def with_now(self, snapshot: Snapshot) -> list[Finding]:
         """Return what is wrong now, with what the last visit has found."""
         return verdict(self.here, snapshot, self.found)
+
+    def on_overview(self, snapshot: Snapshot) -> list[Finding]:
+        """Return the same without notes on the set-up; never wait for a visit, but begin one if the last is old."""
+        clients, now_ms = self.console.clients, self.console.now_ms()
+        if now_ms - self.begun_ms >= _EXAMINED_EVERY_MS and (clients is None or clients.admin is not None):
+            self.begun_ms = now_ms
+            threading.Thread(target=self._visit, name="rocketshim-doctor", daemon=True).start()
+        return verdict(self.here, snapshot, (each for each in self.found if each.severity is not Severity.NOTE))
+
+    def _visit(self) -> None:
+        with suppress(RocketshimError):  # the next visit, or the doctor's page, reports it
+            self.findings()
 
     @cached_property
     def here(self) -> Installation:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from rocketshim.observe.finding import Finding, Installation, Severity
-from rocketshim.observe.snapshot import GroupStanding, Snapshot
+from rocketshim.observe.snapshot import FailingMessage, GroupStanding, Snapshot
 from rocketshim_topics.durations import duration_text
 
 __all__ = ["verdict", "worst_first"]
@@ -129,7 +129,8 @@ def _blocked(at: Installation, look: Snapshot) -> Iterator[Finding]:
             f"{each.group} on {each.topic}/{each.partition}",
             f"{each.record} has failed {each.attempts} times{since}{cause}",
             f"the messages behind it wait, or those with its key: {behind} offsets",
-            f"look at it: {at.command('trace', each.record)}; correct the cause, and the queue goes on",
+            f"look at it: {at.command('trace', each.record)}; correct the cause, and the queue goes on; or stop the "
+            f"group's consumers, skip the message, and start them: {_skip(at, each)}",
             each.since_ms,
         )
 
@@ -242,6 +243,11 @@ _CHECKS: Final[tuple[Callable[[Installation, Snapshot], Iterator[Finding]], ...]
     _behind,
     _unknown,
 )
+
+
+def _skip(at: Installation, failing: FailingMessage) -> str:
+    where, beyond = f"{failing.topic}/{failing.partition}", str(failing.offset + 1)
+    return at.command("group", "reset", failing.group, "--topic", where, "--to", beyond, "--apply")
 
 
 def _text(ms: int) -> str:

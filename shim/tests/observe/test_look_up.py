@@ -35,6 +35,9 @@ class Refusing:
     def committed(self, *_: object, **__: object) -> list[TopicPartition]:
         raise KafkaException(KafkaError(self.code))
 
+    def poll(self, *_: object) -> None:
+        """Nothing is known of why."""
+
     def close(self) -> None:
         """Nothing is open."""
 
