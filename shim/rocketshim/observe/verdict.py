@@ -48,7 +48,8 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
     queues = (*look.queues, *look.timers)
     waiting = sum(each.waiting for each in queues if each.standing.first_unread_ms is not None)  # not probes alone
     if not look.worker.members and queues:
-        oldest = f"the oldest for {_text(late_ms)}" if late_ms else "none is due yet"
+        doubt = "" if look.is_clock_sure or late_ms <= _VERY_LATE_MS else ", or this machine's clock is ahead"
+        oldest = f"the oldest for {_text(late_ms)}{doubt}" if late_ms else "none is due yet"
         yield Finding(
             "worker-missing",
             Severity.ERROR if waiting else Severity.NOTE,

@@ -93,6 +93,16 @@ BROKEN: list[tuple[str, Severity, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("late_ms", "is_clock_sure"), [(86_410_000, False), (86_410_000, True), (60_000, False)])
+def test_messages_that_are_very_late_may_only_seem_so_by_a_clock_that_is_ahead(
+    late_ms: int, is_clock_sure: bool
+) -> None:
+    look = sound(worker=NOBODY, queues=(queue(5, late_ms),), is_clock_sure=is_clock_sure)
+    [finding] = verdict(HERE, look)
+    has_doubt = late_ms > 60_000 and not is_clock_sure
+    assert ("or this machine's clock is ahead" in finding.cost) is has_doubt
+
+
 def test_a_sound_installation_has_no_findings() -> None:
     assert verdict(HERE, sound()) == []
 
