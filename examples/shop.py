@@ -37,5 +37,5 @@ def place(producer: Producer, number: int) -> None:
 
 if __name__ == "__main__":
     with Producer() as producer:
-        for number in range(1, int(sys.argv[1]) + 1):
+        for number in range(1, int(sys.argv[1] if sys.argv[1:] else 20) + 1):
             place(producer, number)

@@ -5,15 +5,26 @@ import difflib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim_local import Broker
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
+@pytest.fixture
+def orders(admin: AdminClient) -> Iterator[None]:
+    """The topic of `shop.py`, which `rocketshim dev` creates as it is used."""
+    admin.create_topics([NewTopic("orders", num_partitions=1)])["orders"].result(60)
+    yield
+    admin.delete_topics(["orders"])["orders"].result(60)
+
+
+@pytest.mark.usefixtures("orders")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, broker: Broker, tmp_path: Path) -> None:
     environment = {**os.environ, "ROCKETSHIM_BOOTSTRAP": broker.bootstrap}
