@@ -26,7 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
             master="local[2]",
             connector="none" if connector_jars() is None else "cache",
             shuffle_partitions=2,
-            driver_memory="2g",  # all tests of a process share it, and the plans of Spark 4.1 and 4.2 take more
+            driver_memory="3g",  # all tests of a process share it, and the plans of Spark 4.1 and 4.2 take more
             conf={
                 "spark.ui.showConsoleProgress": "false",
                 # Tests end before C2 pays. Without C2 the code cache is 48 MB, too little for all tests in one process.
