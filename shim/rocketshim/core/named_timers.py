@@ -131,11 +131,12 @@ class Generations:
 
     def pop(self, name: bytes) -> int | None:
         """Forget a name, and return its generation; None: there was none."""
-        generation = self.get(name)
-        if generation is not None:
-            bucket, at = self._find(name)
-            del bucket[at : at + _ENTRY_BYTES]
-            self._count -= 1
+        bucket, at = self._find(name)
+        if at < 0:
+            return None
+        generation = int.from_bytes(bucket[at + NAME_BYTES : at + _ENTRY_BYTES])
+        del bucket[at : at + _ENTRY_BYTES]
+        self._count -= 1
         return generation
 
     def items(self) -> Iterator[tuple[bytes, int]]:
