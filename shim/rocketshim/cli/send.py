@@ -227,7 +227,7 @@ def _warn_without_worker(at: Connection) -> None:
         group = at.names.worker_group
         found = described_groups(lambda: reader.admin(LastClientError()), [group], _LOOK_S)[group]
     if not getattr(found, "members", True):
-        run = at.installation.command("worker", "--allow", "TOPIC")
+        run = at.installation.worker_command
         typer.echo(f"no worker is running, so nothing is delivered until one does: {run}", err=True)
 
 

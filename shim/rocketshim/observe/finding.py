@@ -66,6 +66,11 @@ class Installation:
         levels = self.layout.levels
         return () if levels == DelayLevels.default() else ("--delay-levels", str(levels))
 
+    @property
+    def worker_command(self) -> str:
+        """Return the command that runs a worker; `TOPIC` stands for what it may deliver to."""
+        return self.command("worker", "--allow", "TOPIC", *self.levels_option)
+
     def init(self, *words: str) -> str:
         """Return an `init` command for the shared topics; with `--group=…` among the words, for that group's too."""
         layout, options = self.layout, list(self.levels_option)

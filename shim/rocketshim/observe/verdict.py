@@ -44,7 +44,6 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
     group, late_ms = at.names.worker_group, look.late_ms
     if look.worker is None or look.worker.members is None:
         return
-    run = at.command("worker", "--allow", "TOPIC", *at.levels_option)
     queues = (*look.queues, *look.timers)
     waiting = sum(each.waiting for each in queues if each.standing.first_unread_ms is not None)  # not probes alone
     if not look.worker.members and queues:
@@ -56,7 +55,7 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
             group,
             f"no worker is running, and {waiting} offsets wait" if waiting else "no worker is running; nothing waits",
             f"delayed and retried messages are not delivered ({oldest})" if waiting else "retries and delays will wait",
-            run,
+            at.worker_command,
             look.at_ms - late_ms if late_ms else None,
         )
     elif look.worker.members and late_ms > _LATE_MS:
@@ -88,7 +87,7 @@ def _workers(at: Installation, look: Snapshot) -> Iterator[Finding]:
                 each.url,
                 f"the worker does not answer or is not ready: {each.trouble}",
                 "its part of the delay queues is late until another worker has it",
-                f"look at its log; start it again: {at.command('worker', '--allow', 'TOPIC', *at.levels_option)}",
+                f"look at its log; start it again: {at.worker_command}",
             )
         for topic, reason in sorted(each.avoided.items()):
             yield Finding(
