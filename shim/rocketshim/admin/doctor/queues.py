@@ -28,8 +28,9 @@ _MAX_MISPLACED_SHARE: Final = 0.1
 
 def subscriptions(facts: Facts) -> Iterator[Finding]:
     """Check that all members of a group have the same subscription."""
+    standings = facts.standings
     for group in facts.groups:
-        standing = facts.standings.get(group)
+        standing = standings.get(group)
         if standing is None:
             continue
         for conflict in conflicts(standing, retry_topic=facts.names.retry(group)):
