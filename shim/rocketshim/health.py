@@ -49,8 +49,8 @@ _EXCHANGE_S: Final = 5.0
 _MOST_HEAD_BYTES: Final = 16_384
 _BACKLOG: Final = 128
 _ENDED: Final = (  # by the deadline, the client, the length of the head, or `stop`
-    *(TimeoutError, asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError, asyncio.CancelledError),
-)
+    TimeoutError, asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError, asyncio.CancelledError,
+)  # fmt: skip
 
 
 class Shown(Protocol):
