@@ -55,8 +55,7 @@ class Installation:
         }
 
         def look(name: str) -> None:
-            while not looks[name]():
-                time.sleep(0.1)
+            wait_until(looks[name], f"{check} in {name}", within_s=DEADLINE_S)
             found[name] = time.monotonic() - began_s
 
         threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in looks]
@@ -169,9 +168,8 @@ def test_five_breakages_are_named_soon_and_end(  # noqa: C901, PLR0915 - a story
         stop = threading.Event()
 
         def flood() -> None:
-            while not stop.is_set():
+            while not stop.wait(0.02):
                 producer.send(reports, b"x")
-                time.sleep(0.02)
 
         flooding = threading.Thread(target=flood)
         flooding.start()
