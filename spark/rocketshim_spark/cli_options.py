@@ -102,9 +102,6 @@ class JavaErrors:
         self._is_shown = False
         self._kept = b""
         self._lock = threading.Lock()
-        source, self._sink = os.pipe()
-        self._reader = threading.Thread(target=self._pass_on, args=(source,), name="rocketshim-java", daemon=True)
-        self._reader.start()
 
     @contextmanager
     def redirected(self) -> Iterator[None]:
@@ -112,14 +109,16 @@ class JavaErrors:
         if "ROCKETSHIM_DEBUG" in os.environ:
             yield
             return
-        own = os.dup(2)
-        os.dup2(self._sink, 2)
-        os.close(self._sink)
+        own, (source, sink) = os.dup(2), os.pipe()
+        reader = threading.Thread(target=self._pass_on, args=(source,), name="rocketshim-java", daemon=True)
+        reader.start()
+        os.dup2(sink, 2)
+        os.close(sink)
         try:
             yield
         except Exception:
             os.dup2(own, 2)
-            self._reader.join(1.0)  # Java has ended, or will say no more
+            reader.join(1.0)  # Java has ended, or will say no more
             with self._lock:
                 os.write(2, self._kept)
             raise
@@ -197,7 +196,7 @@ class SparkOptions:
             from pyspark.sql import SparkSession  # noqa: PLC0415
 
             from rocketshim_spark.errors import LakeError  # noqa: PLC0415
-            from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
+            from rocketshim_spark.session import SessionSettings, create, reason_of  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise missing_extra("rocketshim spark", error, "spark") from error
         try:
@@ -232,8 +231,7 @@ class SparkOptions:
             print_note(_INTERRUPTED)
             raise
         except (Py4JJavaError, PySparkException) as error:
-            text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-            raise LakeError(f"Spark failed: {' '.join(text.split())[:1_000]}") from error
+            raise LakeError(f"Spark failed: {reason_of(error)}") from error
         finally:
             if running is None:
                 spark.stop()

@@ -69,7 +69,7 @@ from rocketshim_spark.lake import (
     read_landed,
     read_records,
 )
-from rocketshim_spark.session import conf_set, require, without_dictionaries
+from rocketshim_spark.session import conf_set, reason_of, require, without_dictionaries
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.sources import Cluster, PartitionBounds, read_batch
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -95,7 +95,6 @@ _RANGE: Final = "topic string, partition int, low bigint, high bigint"
 _TASKS_PER_CORE: Final = 3
 _OPEN_TRANSACTION_WAIT_S: Final = 5.0  # most transactions are shorter
 _MIN_RECORDS_PER_TASK: Final = 100_000  # for fewer records, opening a consumer costs more than it saves
-_MAX_REASON_CHARS: Final = 1_000
 _LANDING: Final = "rocketshim.land"
 _NOTHING_LANDED: Final = "Nothing of this landing was stored: run it again, and it reads the same records"
 
@@ -184,6 +183,7 @@ def land(
     _append(spark, f"{lake}/topics", _topics_to_record(recorded_topics, ids, taken_at), TOPICS_SCHEMA)
     _write_gaps(spark, lake, gaps, taken_at)
     starts = {TopicPartitionKey.of(each): each.start for each in bounds}
+    ends = {TopicPartitionKey.of(each): each.end for each in bounds}
     # A gap that an earlier attempt recorded before it failed counts too: the range begins at what retention has left.
     holes = any(landed.ends.get(key, 0) < start for key, start in starts.items())
     new = [each for each in bounds if each.start < each.end]
@@ -196,11 +196,9 @@ def land(
         read = read_batch(
             spark, bootstrap, new, kafka=kafka, max_records_per_task=max_records_per_task, may_lose_records=holes
         )
-        ends = {**landed.ends, **{TopicPartitionKey.of(each): each.end for each in bounds}}
-        rows = add_records(spark, lake, read, Landed(ends, landed.landing + 1, uuid.uuid4().hex))
+        rows = add_records(spark, lake, read, Landed({**landed.ends, **ends}, landed.landing + 1, uuid.uuid4().hex))
     if holes:
         # Spark skips gaps silently here, so record what retention deleted since the first check.
-        ends = {TopicPartitionKey.of(each): each.end for each in bounds}
         late = _expired_while_landing(spark, lake, cluster.bounds(wanted), starts, ends)
         _write_gaps(spark, lake, late, _now() + behind)
         gaps += late
@@ -355,10 +353,8 @@ def add_records(
         with conf_set(spark, _WRITE_SETTINGS):
             writer.save(f"{lake}/records")
     except (Py4JJavaError, PySparkException) as error:
-        text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
         raise LandingFailedError(
-            f"Spark failed during the landing into {lake}. {_NOTHING_LANDED}. "
-            f"Error of Spark: {' '.join(text.split())[:_MAX_REASON_CHARS]}"
+            f"Spark failed during the landing into {lake}. {_NOTHING_LANDED}. Error of Spark: {reason_of(error)}"
         ) from error
     stored = read_landed(spark, lake)
     if stored.landing_id != landed.landing_id:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import pyspark
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import SparkSession
 
@@ -48,6 +49,7 @@ __all__ = [
     "connector_jars",
     "create",
     "fetch",
+    "reason_of",
     "require",
     "without_dictionaries",
 ]
@@ -55,6 +57,7 @@ __all__ = [
 Connector = Literal["auto", "cache", "packages", "provided", "none"]
 
 _SCALA: Final = "2.13"
+_MAX_REASON_CHARS: Final = 1_000
 _DELTA_JARS: Final[Mapping[str, tuple[str, str]]] = {
     "4.0": ("4.0.0", f"delta-spark_{_SCALA}:4.0.1"),
     "4.1": ("4.1.1", f"delta-spark_4.1_{_SCALA}:4.3.1"),
@@ -214,6 +217,12 @@ def require(spark: SparkSession) -> None:
                 f"the session has {name}={found}, and the jobs need {wanted}: create it with "
                 f"rocketshim_spark.session.create, or call spark.conf.set({name!r}, {wanted!r})"
             )
+
+
+def reason_of(error: Exception) -> str:
+    """Return why Spark failed, in one line of 1,000 characters at most; of an error of Java, without Python's trace."""
+    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    return " ".join(text.split())[:_MAX_REASON_CHARS]
 
 
 @contextmanager
