@@ -171,3 +171,18 @@ def test_without_the_schedule_topic_nothing_is_sent_or_created(
         producer.produce(topic(), b"x", delay="1s")
     producer.flush(GUARD_S)
     assert not [each for each in admin.list_topics(timeout=GUARD_S).topics if each.startswith(namespace)]
+
+
+def test_a_producer_of_delayed_messages_logs_that_no_worker_runs(
+    config: dict[str, Any], topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    name, started = topic(), time.monotonic()
+    with caplog.at_level("WARNING", "rocketshim.dropin"):
+        producer = Producer({**config, "error_cb": lambda error: pytest.fail(str(error))})
+        producer.produce(name, b"later", delay="1h")
+        while not caplog.records:
+            assert time.monotonic() < started + GUARD_S
+            producer.poll(0.1)
+    assert time.monotonic() >= started + 5, "workers that start, or hand over"
+    group = TopicNames(config["rocketshim.namespace"]).worker_group
+    assert [each.getMessage() for each in caplog.records] == [f"dropin.no-worker: workers={group}"]

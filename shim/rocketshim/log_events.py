@@ -87,7 +87,7 @@ EVENTS: Final[dict[str, str]] = {
     "group.producer-renewed": "The producer of the group's log failed and was replaced by a new one.",
     "group.client-error": "An error of a Kafka client of the group's log.",
     "group.log-thread-failed": "The thread of the group's log ended because of an error; the consumer stops.",
-    "dropin.no-worker": "No worker runs, so messages that are sent back do not come; repeated every 10 minutes.",
+    "dropin.no-worker": "No worker runs, so messages sent back or delayed do not come; repeated every 10 minutes.",
     "dropin.not-stored": "An offset could not be stored; the partition was revoked meanwhile.",
     "dropin.retry-topic-not-read": "Where to begin in the retry topic is unknown; its partitions stay paused.",
     "dropin.hop-not-stored": "A retry or dead letter was not stored and is sent again.",

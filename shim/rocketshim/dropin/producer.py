@@ -4,11 +4,15 @@ A call without any of these is passed to the original, argument for argument. Wi
 `rocketshim.Producer` makes it: it has the headers of the wire format. A delayed record goes to the schedule topic
 instead of the named topic, and a worker delivers it from there. The other methods of the original are unchanged. The
 delivery report of a delayed message has its coordinates in the schedule topic.
+
+From the first delayed message on, the calls of `produce` and `poll` also notice that no worker runs, and log it. They
+do not wait for it.
 """
 
+import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,9 +22,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
-from rocketshim.dropin.settings import ProducerDropinSettings, take
+from rocketshim.dropin.settings import ProducerDropinSettings, connection, take
+from rocketshim.dropin.workers import watched_workers
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
+from rocketshim.kafka.client_config import flat
 from rocketshim.kafka.confluent import in_own_thread
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.reports import BrokerTime
@@ -48,20 +54,26 @@ class Producer(confluent_kafka.Producer):
     __slots__ = (
         *(() if confluent_kafka.Producer.__weakrefoffset__ else ("__weakref__",)),
         "_shim_at_exit",
+        "_shim_connection",
+        "_shim_credentials",
         "_shim_delayed",
         "_shim_in_transaction",
         "_shim_maker",
         "_shim_names",
         "_shim_on_delivery",
         "_shim_settings",
+        "_shim_watch",
     )
     _shim_at_exit: "_Unflushed"
+    _shim_connection: dict[str, Any]
+    _shim_credentials: deque[tuple[str, str]]
     _shim_settings: ProducerDropinSettings
     _shim_names: TopicNames
     _shim_maker: RecordMaker
     _shim_in_transaction: bool
     _shim_on_delivery: Any
     _shim_delayed: Counter[str]  # delivery reports of delayed messages; counted in the thread that polls
+    _shim_watch: "_Watch | None"  # None: no message was delayed
 
     if not TYPE_CHECKING:  # type checkers use the original's constructor
 
@@ -80,7 +92,10 @@ class Producer(confluent_kafka.Producer):
             self._shim_delayed = Counter()
             config = args[0] if args and isinstance(args[0], dict) else {}
             self._shim_on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
+            self._shim_credentials = deque(maxlen=1)
+            self._shim_watch = None
             super().__init__(*args, **kwargs)
+            self._shim_connection = connection(flat({**config, **kwargs}))
             self._shim_at_exit = _Unflushed(self, settings.exit_timeout_ms)
             if settings.exit_timeout_ms:
                 at_exit.add_producer(self._shim_at_exit)
@@ -167,6 +182,8 @@ class Producer(confluent_kafka.Producer):
         )
         if out.topic == self._shim_names.schedule:
             self._shim_check_transaction()
+            self._shim_watch = self._shim_watch or _Watch(self)
+            self._shim_watch.turn()
             report = self._shim_clocked(report, sent_ns, sent_ms)
         to = -1 if out.partition is None else out.partition
         super().produce(
@@ -178,6 +195,17 @@ class Producer(confluent_kafka.Producer):
             timestamp=timestamp,
             headers=[*out.headers],
         )
+
+    def poll(self, timeout: float = -1) -> int:
+        """As the original."""
+        if self._shim_watch is not None:
+            self._shim_watch.turn()
+        return super().poll(timeout)
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As the original, also for the client that asks for workers."""
+        super().set_sasl_credentials(username, password)
+        self._shim_credentials.append((username, password))
 
     def metrics(self) -> Iterable[Metric]:
         """Return the counts of delayed messages, for `MetricsCollector`. The original's `stats_cb` has all others.
@@ -226,6 +254,22 @@ class Producer(confluent_kafka.Producer):
         """As the original."""
         super().abort_transaction(*args, **kwargs)
         self._shim_in_transaction = False
+
+
+class _Watch:
+    """Turns the watch over workers in whichever thread calls the producer; the others pass by."""
+
+    def __init__(self, producer: Producer) -> None:
+        names, credentials = producer._shim_names, producer._shim_credentials  # noqa: SLF001 - a part of it
+        self._watch = watched_workers(producer._shim_connection, credentials, names)  # noqa: SLF001
+        self._turning = threading.Lock()
+
+    def turn(self) -> None:
+        if self._turning.acquire(blocking=False):
+            try:
+                self._watch.turn(time.monotonic_ns() // 1_000_000)
+            finally:
+                self._turning.release()
 
 
 class _Unflushed:

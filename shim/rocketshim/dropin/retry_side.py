@@ -47,12 +47,12 @@ partition, as at any loss of a partition.
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -73,6 +73,7 @@ from rocketshim.core.user_values import safe_text
 from rocketshim.dropin.partitions import Partitions, key_of, offset_of
 from rocketshim.dropin.settings import ClientFacts, ConsumerDropinSettings, client_facts, inner_producer_config
 from rocketshim.dropin.settings import OriginalConsumer as _Original
+from rocketshim.dropin.workers import watched_workers, with_credentials
 from rocketshim.errors import MessageError, NotSupportedError, RocketshimError, SendTimeoutError, StaleMessageError
 from rocketshim.failures import FailureLog, FailureMaker
 from rocketshim.health import Metric
@@ -80,7 +81,6 @@ from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim.kafka.confluent import Producer
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.lookups import check_answers
-from rocketshim.kafka.membership import worker_watch
 from rocketshim.kafka.positions import EARLIEST, LATEST, listed_offsets
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime
@@ -93,7 +93,7 @@ from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["DropinSendBack", "Rebalance", "RetrySide", "prepare", "with_credentials"]
+__all__ = ["DropinSendBack", "Rebalance", "RetrySide", "prepare"]
 
 _LOG = safe_logger("rocketshim.dropin")
 _COMMITTED_TIMEOUT_S: Final = 10.0
@@ -110,7 +110,6 @@ _Callback = Callable[..., Any] | None
 _GRACE_S: Final = 5.0
 _DEAD_LETTER_LEVEL: Final = -1
 _COUNTED: Final = (*(kind.value for kind in HopKind), "not_stored")
-_Client = TypeVar("_Client")
 
 
 class DropinSendBack:
@@ -139,16 +138,7 @@ class DropinSendBack:
         self._make_failure = FailureMaker(self._clock, wants_stack=settings.fail_stack)
         self.credentials: deque[tuple[str, str]] = deque(maxlen=1)  # that the program has set, for every client
         credentials = self.credentials  # no cycle of references: it would keep the Kafka client
-        worker = (
-            None
-            if connection is None
-            else worker_watch(
-                lambda settings: with_credentials(AdminClient(with_log(settings)), credentials),
-                dict(connection),
-                names,
-                partial(_log_no_worker, group),
-            )
-        )
+        worker = None if connection is None else watched_workers(connection, credentials, names, group=group)
         self._failure_log = FailureLog(
             _LOG,
             group,
@@ -294,17 +284,6 @@ class DropinSendBack:
             raise SendTimeoutError(
                 f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
             ) from error
-
-
-def with_credentials(client: _Client, credentials: Iterable[tuple[str, str]]) -> _Client:
-    """Set credentials in a client, if there are any, and return it."""
-    for username, password in tuple(credentials):  # another thread may set newer ones meanwhile
-        client.set_sasl_credentials(username, password)  # type: ignore[attr-defined]
-    return client
-
-
-def _log_no_worker(group: str, workers: str) -> None:
-    _LOG.warning("dropin.no-worker", extra={"group": group, "workers": workers})
 
 
 def _log_wrong_clock(ahead_ms: int) -> None:
