@@ -134,7 +134,8 @@ def test_five_breakages_are_named_soon_and_end(  # noqa: C901, PLR0915 - a story
             stack.enter_context(consuming(consumer))
         for topic in (shipments, reports):
             producer.send(topic, b"x")
-        producer.send(invoices, b"x", delay="1h")
+        for name in (None, "pay"):
+            producer.send(invoices, b"x", delay="1h", timer=name)
         calm = {"worker-not-ready"}  # the console asks a worker that is none
         wait_until(lambda: not here.status().keys() - calm, "all is well", within_s=DEADLINE_S)
 
@@ -156,7 +157,7 @@ def test_five_breakages_are_named_soon_and_end(  # noqa: C901, PLR0915 - a story
         here.gone("queue-blocked")
 
         admin.delete_topics([invoices])[invoices].result(DEADLINE_S)
-        here.named("target-missing", invoices, "does not exist, and at least 1 waiting messages go to it")
+        here.named("target-missing", invoices, "does not exist, and at least 2 waiting messages go to it")
         assert main(["init", *where, "--topic", invoices]) == 0
         here.gone("target-missing")
 

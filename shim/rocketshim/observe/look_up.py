@@ -63,6 +63,7 @@ _DAY_MS: Final = 86_400_000
 _LATELY_MS: Final = 900_000
 _LEASE_MS: Final = 60_000
 _CAUSE_CHARS: Final = 200
+_ENDS: Final = frozenset({"CANCEL", "NOW"})
 _ALL_TOPICS_EVERY: Final = 10
 _SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}
 
@@ -287,7 +288,8 @@ def _target(record: Any) -> str | None:
 class _Records:
     """The records that a round reads beside the first unread ones: few, and only where something was appended.
 
-    * Of each delay queue the first and the newest `HEAD_COUNT`: a target that does not exist is found there.
+    * Of each delay queue, and of what no worker has read of the timer log, the first and the newest `HEAD_COUNT`: a
+      target that does not exist is found there.
     * Of each dead-letter topic that grows the newest `HEAD_COUNT`, for their causes.
     * Of each group's log what the last two leases have.
 
@@ -306,13 +308,13 @@ class _Records:
     def waiting(
         self, reader: TopicReader, queues: Iterable[PartitionStanding]
     ) -> dict[TopicPartitionKey, tuple[Any, ...]]:
-        """Return the first and the newest few records of each delay queue, by offset."""
-        wanted = {(TopicPartitionKey.of(each), *each.unread) for each in queues if each.topic == self._names.schedule}
+        """Return the first and the newest few records of each delay queue and of the unread timer log, by offset."""
+        wanted = {(TopicPartitionKey.of(each), *each.unread) for each in queues}
         self._waiting = {key: found for key, found in self._waiting.items() if key in wanted}
         new = wanted - self._waiting.keys()
         heads = {key: (first, min(end, first + HEAD_COUNT)) for key, first, end in new}
         tails = {key: (end - HEAD_COUNT, end) for key, first, end in new if end - first > HEAD_COUNT}
-        found = self._read(reader, heads, is_probe), self._read(reader, tails, is_probe)
+        found = self._read(reader, heads, _has_no_message), self._read(reader, tails, _has_no_message)
         for each in new:
             records = {record.offset(): record for part in found for record in part.get(each[0], ())}
             self._waiting[each] = tuple(record for _, record in sorted(records.items()))
@@ -402,6 +404,13 @@ class _Records:
             return reader.first_records(spans, most=HEAD_COUNT, skip=skip, denied=self._denied) if spans else {}
         except BrokerUnavailableError:  # a leader is away
             return {}
+
+
+def _has_no_message(record: Any) -> bool:
+    """Return whether a record is a probe, or a command of the timer log that only ends a waiting."""
+    with suppress(MalformedRecordError):
+        return is_probe(record) or decode(read_headers(record), trusted=True).timer_do in _ENDS
+    return False
 
 
 def _cause(record: Any) -> str:

@@ -220,10 +220,13 @@ def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
         envelope = decode(read_headers(record), trusted=True)
     except MalformedRecordError as error:
         return WaitingRecord(place, appended_ms, trouble=error.reason)
+    is_timed_later = (
+        envelope.timer_repeat is not None and envelope.deliver_at_ms is None
+    )  # a worker sets its first time
     return WaitingRecord(
         place,
         appended_ms,
-        due_ms(envelope, appended_ms, time_in_queue_ms(levels, record.partition())),
+        None if is_timed_later else due_ms(envelope, appended_ms, time_in_queue_ms(levels, record.partition())),
         envelope.real_topic,
         envelope.uniq_key,
         envelope.consumer_group,

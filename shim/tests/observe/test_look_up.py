@@ -368,6 +368,21 @@ def test_a_target_is_looked_for_at_the_head_and_the_end_of_a_long_queue(world: W
     assert [each.topic for each in world.snapshot().missing] == ["first", "last"]
 
 
+def test_a_target_of_a_named_timer_is_looked_for_also_while_no_worker_has_read_its_command(world: World) -> None:
+    world.kafka.create_topic(NAMES.timers, 1)
+    for topic, command, more in (
+        ("orders", "SET", [("DELAY_MS", b"3600000")]),
+        ("invoices", "SET", [("DELAY_MS", b"3600000")]),
+        ("reports", "SET-IF-ABSENT", [("TIMER_REPEAT", b"0 9 * * 1")]),
+        ("reminders", "CANCEL", []),
+    ):
+        named = [("REAL_TOPIC", topic.encode()), ("TIMER", b"t"), ("TIMER_DO", command.encode()), *more]
+        world.kafka.append(NAMES.timers, b"a", partition=0, headers=named)
+    in_an_hour_ms = world.clock.wall_ms() + 3_600_000
+    found = [(each.topic, each.count, each.due_ms) for each in world.snapshot().missing]
+    assert found == [("invoices", 1, in_an_hour_ms), ("reports", 1, None)]
+
+
 def test_a_target_that_no_topic_can_have_is_not_missing(world: World) -> None:
     delayed(world, "no topic")
     world.kafka.append(NAMES.schedule, b"a", partition=0)
