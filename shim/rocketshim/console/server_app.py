@@ -32,7 +32,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from rocketshim.console import observed, plans, records, timers
+from rocketshim.console import observed, plans, records, timers, topics
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.people import Person, ProxyUsers, Sessions, TooManyAttemptsError, Users, check_token, new_token
@@ -235,6 +235,8 @@ _LOG = safe_logger("rocketshim.console")
 _PAGES: Final[dict[str, Page]] = {
     "/": observed.overview,
     "/tiles": observed.tiles,
+    "/topics": topics.listed,
+    "/topics/{topic}": topics.show,
     "/waiting": observed.waiting,
     "/waiting/records": observed.listed,
     "/timers": timers.listed,

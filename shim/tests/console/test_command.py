@@ -106,9 +106,10 @@ def test_each_page_names_a_command_that_exists_with_its_options(stage: Stage) ->
     pages = [
         "/", f"/dead/{DEAD}", f"/dead/{DEAD}/letters", f"/message/{DEAD}/0/0", "/message?id=m0", "/waiting",
         "/waiting/records?target=orders", "/retrying/payments", "/parked", "/groups", "/workers", plan,
+        "/topics/orders",
     ]  # fmt: skip
     for page in pages:
-        shown = browser.get(page, params=query if page.startswith("/dead") else None).text
+        shown = browser.get(page, params=query if page.startswith(("/dead", "/topics")) else None).text
         found = re.search(r"command line: <code>(.*?)</code>", shown)
         assert found is not None, page
         assert_is_a_command(shlex.split(html.unescape(found[1]))[1:])

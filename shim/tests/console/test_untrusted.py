@@ -21,6 +21,7 @@ def pages(browser: TestClient) -> list[str]:
         "/", "/dead", f"/dead/{DEAD}", f"/dead/{DEAD}/letters?all=1", f"/message/{DEAD}/0/0",
         f"/message/{DEAD}/0/0?everything=1", "/message?everything=1&id=m0", "/plans",
         "/waiting", "/waiting/records", "/retrying/payments", "/parked", "/groups", "/groups/payments", "/workers",
+        "/topics", f"/topics/{DEAD}", f"/topics/{NAMES.schedule}", "/topics/orders", f"/topics/{RETRY}",
     ]  # fmt: skip
     answers = [browser.get(url) for url in urls]
     assert {answer.status_code for answer in answers} == {200}, [
@@ -45,6 +46,7 @@ def test_each_text_of_the_headers_is_escaped(stage: Stage, name: str) -> None:
     stage.add_dead(2, **{name: ATTACK})
     for topic in (NAMES.schedule, NAMES.parked, RETRY):
         stage.kafka.append(topic, b"x", headers=dead_letter(9, **{"real_topic": "%RETRY%payments", name: ATTACK}))
+    stage.kafka.append("orders", b"x", headers=dead_letter(9, **{name: ATTACK}))
     assert_escaped(stage.browser(operate=True))
 
 
@@ -67,7 +69,8 @@ def test_keys_bodies_and_headers_are_escaped(stage: Stage) -> None:
     headers: list[Any] = [*dead_letter(0), (ATTACK, text), ("PARK_REASON", text), ("x", None)]
     stage.kafka.append(DEAD, text, key=text, partition=0, headers=headers)
     stage.kafka.append(NAMES.parked, text, key=text, headers=[*dead_letter(0), ("PARK_REASON", text)])
-    stage.kafka.append(RETRY, text, key=text, headers=dead_letter(0))
+    for topic in (RETRY, "orders"):
+        stage.kafka.append(topic, text, key=text, headers=dead_letter(0, tags=ATTACK))
     assert "&lt;script&gt;alert(1)" in assert_escaped(stage.browser(operate=True))
 
 
@@ -81,8 +84,13 @@ def test_other_projects_dead_letters_are_escaped(stage: Stage, dialect: str) -> 
     assert_escaped(stage.browser(operate=True))
 
 
-@pytest.mark.parametrize("parameter", ["where", "tags", "key", "since", "from", "id", "topic", "token", "all"])
-@pytest.mark.parametrize("url", [f"/dead/{DEAD}", f"/dead/{DEAD}/letters", "/message", "/dead", "/login", "/plans"])
+@pytest.mark.parametrize(
+    "parameter", ["where", "tags", "key", "since", "until", "from", "id", "topic", "name", "token", "all"]
+)
+@pytest.mark.parametrize(
+    "url",
+    [f"/dead/{DEAD}", f"/dead/{DEAD}/letters", "/message", "/dead", "/login", "/plans", "/topics", f"/topics/{DEAD}"],
+)
 def test_what_a_link_carries_is_escaped(stage: Stage, url: str, parameter: str) -> None:
     stage.add_dead(1)
     answer = stage.browser().get(url, params={parameter: ATTACK})
@@ -91,7 +99,9 @@ def test_what_a_link_carries_is_escaped(stage: Stage, url: str, parameter: str) 
         assert raw not in answer.headers.get("location", "")
 
 
-@pytest.mark.parametrize("path", ["/{}", "/dead/{}", "/message/{}/0/0", "/plans/{}", "/dead/a%0d%0aset-cookie:x"])
+@pytest.mark.parametrize(
+    "path", ["/{}", "/dead/{}", "/topics/{}", "/message/{}/0/0", "/plans/{}", "/dead/a%0d%0aset-cookie:x"]
+)
 def test_what_a_path_carries_is_escaped(stage: Stage, path: str) -> None:
     answer = stage.browser().get(path.replace("{}", quote(ATTACK, safe="")))
     assert answer.status_code >= 400
@@ -101,7 +111,7 @@ def test_what_a_path_carries_is_escaped(stage: Stage, path: str) -> None:
 
 @pytest.mark.parametrize("topic", ["%00", "a%00b", "%20"])
 def test_a_name_that_no_topic_can_have_is_not_found(stage: Stage, topic: str) -> None:
-    for path in ("/message/{}/0/0", "/message/{}/0/0/body", "/dead/{}"):
+    for path in ("/message/{}/0/0", "/message/{}/0/0/body", "/dead/{}", "/topics/{}"):
         assert stage.browser().get(path.replace("{}", topic)).status_code == 404
 
 
@@ -153,6 +163,7 @@ def test_hidden_bodies_and_headers_are_on_no_page_and_cannot_be_searched(stage: 
     assert hiding.get(f"/message/{DEAD}/0/0/body").status_code == 403
     for guess in ({"where": "card = 'secret-header'"}, {"key": "secret-key"}, {"where": "KEYS = 'secret-key'"}):
         assert hiding.get(f"/dead/{DEAD}", params=guess).status_code == 400
+        assert hiding.get(f"/topics/{DEAD}", params=guess).status_code == 400
         assert hiding.post(f"/dead/{DEAD}/plans", data=guess).status_code == 400
     assert hiding.get(f"/dead/{DEAD}", params={"where": "FAIL_CLASS = 'KeyError'"}).status_code == 200
     assert stage.browser(allow_export=False).get(f"/message/{DEAD}/0/0/body").status_code == 403

@@ -1,0 +1,113 @@
+"""Pages of any topic: the list, the records of one, newest first.
+
+The reading is that of the other lists: within the limits of a page, and in its turn. The topics of the list are those
+that the console's Kafka user may see; the groups that read one are the sampler's, so they are named without a request.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.times import past_ms
+from rocketshim.console.context import Console
+from rocketshim.console.forms import Selection, given
+from rocketshim.console.reading import read_newest
+from rocketshim.errors import TopicMissingError
+from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import Snapshot
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+__all__ = ["listed", "show"]
+
+_ON_A_PAGE: Final = 50
+_MOST_TOPICS: Final = 500
+
+
+def listed(request: Request) -> Response:
+    """List the topics, those of programs first, with the groups that read them."""
+    console, part = Console.of(request), given(request.query_params, "name") or ""
+    snapshot = console.snapshot()
+    readers = _readers(snapshot)
+    with console.reader() as reader:
+        known = reader.topics()
+        found = sorted(
+            (name for name in known if not name.startswith("__") and part in name),
+            key=lambda name: (console.names.is_ours(name), name),
+        )
+        shown = found[:_MOST_TOPICS]
+        keys = [TopicPartitionKey(name, number) for name in shown for number in range(known[name])]
+        bounds = reader.bounds_of(keys)
+    kept: dict[str, int | None] = dict.fromkeys(shown, 0)
+    for key in keys:  # unknown, if a leader does not answer
+        before, found_here = kept[key.topic], bounds.get(key)
+        kept[key.topic] = None if before is None or found_here is None else before + found_here[1] - found_here[0]
+    return console.page(
+        request,
+        "topics.html",
+        name=part,
+        topics=[(name, console.names.is_ours(name), known[name], kept[name], readers.get(name, ())) for name in shown],
+        rest=len(found) - len(shown),
+        snapshot=snapshot,
+    )
+
+
+def _readers(snapshot: Snapshot | None) -> dict[str, list[tuple[str, int]]]:
+    """Return by topic the groups that have read in it, and how far each is behind."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for group, standing in sorted({} if snapshot is None else snapshot.standings.items()):
+        for topic, there in standing.topics().items():
+            found.setdefault(topic, []).append((group, there.behind))
+    return found
+
+
+def show(request: Request) -> Response:
+    """List the selected records of a topic, newest first."""
+    console, topic = Console.of(request), request.path_params["topic"]
+    query, selection = request.query_params, Selection.of(request.query_params, console.settings)
+    choice, until, is_ours = selection.record_filter(), given(query, "until"), console.names.is_ours(topic)
+    until_ms = None if until is None else past_ms(until, console.now_ms(), "until")
+
+    def view(message: Any) -> RecordView:
+        return RecordView.of(message, trusted=is_ours)
+
+    def views(messages: Iterable[Any]) -> list[RecordView]:
+        return list(map(view, messages))
+
+    with console.reader() as reader:
+        count, cursor = _partitions(reader, topic), query.get("from")
+        spans = None if cursor else reader.spans([topic], since_ms=choice.since_ms, until_ms=until_ms)
+        read = read_newest(
+            reader,
+            [topic],
+            lambda message: choice.wants(view(message)),
+            console.limits(_ON_A_PAGE),
+            spans=spans,
+            cursor=cursor,
+            collect=views,
+        )
+    options = {name: text for name, text in selection.query.items() if name != "cause"}
+    newest = None if selection.since else str(_ON_A_PAGE)
+    return console.page(
+        request,
+        "topic.html",
+        topic=topic,
+        partitions=count,
+        selection=selection,
+        until=until,
+        entries=read.records,
+        read=read,
+        hint=choice.misnamed(),
+        command=console.command("topic ls", topic, newest=newest, **options),
+    )
+
+
+def _partitions(reader: TopicReader, topic: str) -> int:
+    """Return the number of partitions of a topic, which must exist."""
+    count = reader.topics().get(topic)
+    if not count:
+        raise TopicMissingError(f"there is no topic {topic}. {OR_HIDDEN}")
+    return count

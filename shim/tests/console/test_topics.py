@@ -1,0 +1,121 @@
+"""The pages of topics: the list, and the records of one."""
+
+import re
+from typing import Any
+
+import pytest
+
+from rocketshim.admin.record_view import time_text
+from rocketshim_topics import Envelope, encode
+
+from .conftest import DEAD, Stage
+from .test_dead_letters import text_of, without_leader
+from .test_observed import commit
+
+
+def put(stage: Stage, body: bytes = b"x", *, key: bytes | None = None, tag: str | None = None, **user: str) -> None:
+    fields = tuple((name, value.encode()) for name, value in user.items())
+    headers = encode(Envelope(shim=1, uniq_key=f"id-{body.decode()}", tags=tag, user=fields))
+    stage.kafka.append("orders", body, key=key, headers=headers)
+
+
+def shown(browser: Any, topic: str = "orders", **query: str) -> str:
+    answer = browser.get(f"/topics/{topic}", params=query)
+    assert answer.status_code == 200, answer.text
+    return text_of(answer.text)
+
+
+def test_topics_are_listed_with_who_reads_them_and_rocketshims_own_come_last(stage: Stage) -> None:
+    stage.kafka.create_topic("__consumer_offsets", 1)
+    for number in range(3):
+        put(stage, b"%d" % number)
+    commit(stage, "payments", "orders", 0, 1)
+    page = stage.browser().get("/topics").text
+    seen = text_of(page)
+    assert "orders 1 3 payments (2)" in seen
+    assert seen.index("orders 1 3") < seen.index(f"{DEAD} rocketshim's 2 0")
+    assert "__consumer_offsets" not in seen
+    assert f'href="/topics/{DEAD}"' in page
+    named = text_of(stage.browser().get("/topics", params={"name": "der"}).text)
+    assert ("orders 1 3" in named, DEAD in named) == (True, False)
+
+
+def test_a_list_of_many_topics_is_cut_and_says_so(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim.console.topics._MOST_TOPICS", 1)
+    seen = text_of(stage.browser().get("/topics").text)
+    assert "orders" in seen
+    assert DEAD not in seen
+    assert re.search(r"Not complete: \d+ more topics", seen)
+
+
+def test_the_offsets_of_a_topic_whose_leader_is_away_are_not_known(stage: Stage) -> None:
+    stage.kafka.create_topic("bills", 2)
+    seen = text_of(stage.browser(without_leader(stage, "bills", 1)).get("/topics").text)
+    assert "bills 2 –" in seen
+    assert "orders 1 0" in seen
+
+
+def test_records_are_listed_newest_first_and_the_next_page_goes_on_without_a_gap(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.console.topics._ON_A_PAGE", 2)
+    for number in range(5):
+        put(stage, b"body-%d" % number, key=b"k%d" % number, tag="paid")
+    browser, found, path = stage.browser(), [], "/topics/orders"
+    for _ in range(3):
+        page = browser.get(path).text
+        found.append(re.findall(r"<td class=\"text\">(body-\d)</td>", page))
+        more = re.search(r'<a href="([^"]+)">Older records', page)
+        path = "" if more is None else more[1].replace("&amp;", "&")
+    assert found == [["body-4", "body-3"], ["body-2", "body-1"], ["body-0"]]
+    assert path == ""
+    assert "0/4" in shown(browser)
+    assert "k4 paid 6 body-4 id-body-4" in shown(browser)
+    assert "rocketshim topic ls orders --bootstrap memory:1 --newest 2" in shown(browser)
+
+
+def test_records_are_selected_by_condition_tag_key_and_time(stage: Stage) -> None:
+    clock: Any = stage.kafka.clock
+    put(stage, b"old", key=b"k1", tag="created", price="5")
+    clock.advance(3_600_000)
+    middle_ms = clock.wall_ms()
+    put(stage, b"new", key=b"k2", tag="paid", price="20")
+    browser = stage.browser()
+
+    def bodies(**query: str) -> list[str]:
+        page = browser.get("/topics/orders", params=query).text
+        return re.findall(r"<td class=\"text\">(old|new)</td>", page)
+
+    between = time_text(middle_ms - 1_000).replace(" ", "T") + "Z"
+    assert bodies() == ["new", "old"]
+    assert bodies(where="price >= 10") == ["new"]
+    assert bodies(tags="created || other") == ["old"]
+    assert bodies(key="k1") == ["old"]
+    assert bodies(since=between) == ["new"]
+    assert bodies(until=between) == ["old"]
+    assert "Everything was read (1 record," in shown(browser, since=between), "the index has found where to begin"
+    assert bodies(since=between, until=between) == []
+    assert "no record here has a header prize" in shown(browser, where="prize >= 10")
+    for wrong in ({"where": "price >="}, {"until": "soon"}, {"since": "soon"}, {"from": "x"}, {"where": "a" * 3_000}):
+        assert browser.get("/topics/orders", params=wrong).status_code == 400, wrong
+    assert browser.get("/topics/nowhere").status_code == 404
+
+
+def test_bodies_keys_and_headers_that_are_hidden_are_not_in_a_list(stage: Stage) -> None:
+    put(stage, b"secret-body", key=b"secret-key", tag="paid", card="secret-header")
+    seen = shown(stage.browser(hide=frozenset({"bodies", "headers"})))
+    assert "paid" in seen
+    assert "secret-key" not in seen
+    assert "stored (UTC) tag bytes id" in seen
+    record = text_of(stage.browser(hide=frozenset({"headers"})).get("/message/orders/0/0").text)
+    assert ("secret-header" in record, "as stored" in record) == (False, False)
+
+
+def test_a_record_is_shown_whole_with_each_header_as_it_is_stored(stage: Stage) -> None:
+    put(stage, b'{"n":1}', tag="paid", price="20")
+    page = stage.browser().get("/message/orders/0/0").text
+    assert "4 headers, as stored" in text_of(page)
+    assert '<th scope="row">TAGS</th><td class="text">paid</td>' in page
+    assert '<th scope="row">price</th><td class="text">20</td>' in page
+    assert "{\n  &#34;n&#34;: 1\n}" in page
+    assert 'href="/topics/orders"' in page
