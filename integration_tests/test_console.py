@@ -1,6 +1,8 @@
 """The console as a process on a real broker: from the cause to the verdict, and killed while it sends."""
 
+import html
 import os
+import queue
 import re
 import signal
 from collections import Counter
@@ -95,9 +97,48 @@ def test_the_verdict_of_a_group_that_runs_tells_what_failed_again_and_what_was_h
         assert "None of them" not in shown
 
 
+ORDER = re.compile(r'>(\d)/(\d+)</a>(?:(?!</tr>)[\s\S])*{"order": (\d+)}')
+"""A row of a topic's page: partition, offset, and the order in the body."""
+
+
 def fail_every_tenth(message: MessageView) -> None:
     if (message.body or b"").endswith(b"0"):
         raise KeyError(message.body)
+
+
+def test_an_operator_sends_a_message_finds_it_in_its_topic_and_a_consumer_gets_it(
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    source, group, got = topic(partitions=3), f"g-{namespace}", queue.SimpleQueue[bytes]()
+    store_dead_letters(broker, admin, namespace, group, 1)  # its topics
+    consumer = PushConsumer(broker.bootstrap, group=group, namespace=namespace)
+    consumer.register_message_listener(source, lambda message: got.put(message.body or b""))
+    with consumer, console(broker, namespace, tmp_path) as (_, browser):
+        assert source in browser.get("/topics")
+        for number in range(60):
+            form = {"body": f'{{"order": {number}}}', "key": f"k{number}", "tag": "odd" if number % 2 else "even"}
+            stored = browser.post(f"/topics/{source}/messages", properties=f"price={number}", **form)
+            assert stored.startswith(f"/message/{source}/")
+        assert {got.get(timeout=DEADLINE_S) for _ in range(60)} == {b'{"order": %d}' % each for each in range(60)}
+        first = browser.ask("GET", f"/topics/{source}")[1]
+        assert "the limit of records on a page was reached" in first
+        older = re.search(r'<a href="([^"]+)">Older records', first)
+        assert older is not None
+        found = [ORDER.findall(html.unescape(each)) for each in (first, browser.ask("GET", html.unescape(older[1]))[1])]
+        assert [len(each) for each in found] == [50, 10]
+        assert {int(order) for each in found for _, _, order in each} == set(range(60))
+        for partition in "012":  # newest first, though the times of partitions may interleave
+            orders = [int(order) for each in found for where, _, order in each if where == partition]
+            assert orders == sorted(orders, reverse=True)
+        assert re.findall(r'{"order": (\d+)}', browser.get(f"/topics/{source}?tags=odd&where=price%3C5")) == ["3", "1"]
+        assert re.findall(r'{"order": (\d+)}', browser.get(f"/topics/{source}?key=k7")) == ["7"]
+        record = browser.get(stored)
+        assert "token (console of" in record
+        assert '{ "order": 59 }' in record
+        later = browser.post(f"/topics/{source}/messages", body="later", delay="1h")
+        assert later.startswith(f"/message/{TopicNames(namespace).schedule}/")
+        refused = browser.ask("POST", f"/topics/{source}x/messages", {"body": "x"})
+        assert (refused[0], f"{source}x" in admin.list_topics(timeout=DEADLINE_S).topics) == (404, False)
 
 
 def test_the_name_of_a_group_does_not_end_the_console(broker: Broker, namespace: str, tmp_path: Path) -> None:

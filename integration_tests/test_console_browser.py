@@ -91,7 +91,13 @@ def dead(broker: Broker, admin: AdminClient, namespace: str, group: Callable[...
 
 
 @pytest.fixture
-def visit(broker: Broker, namespace: str, dead: str, tmp_path: Path, chromium: Browser) -> Opener:
+def source(topic: Callable[..., str]) -> str:
+    """A topic of a program; its name."""
+    return topic()
+
+
+@pytest.fixture
+def visit(broker: Broker, namespace: str, dead: str, *, source: str, tmp_path: Path, chromium: Browser) -> Opener:
     """Open the console in a browser: `with visit(scripts=True, scheme="light") as seen:`."""
     topic = TopicNames(namespace).dead_letter(dead)
 
@@ -104,6 +110,14 @@ def visit(broker: Broker, namespace: str, dead: str, tmp_path: Path, chromium: B
             paths = ["/", "/waiting", "/waiting/records", "/dead", f"/dead/{topic}", f"/dead/{topic}/letters"]
             paths += ["/plans", plan, "/parked", "/groups", f"/groups/{dead}", f"/retrying/{dead}", "/doctor"]
             paths += ["/timers", "/timers?topic=orders", "/timers/name?topic=orders&name=o-7"]
+            stored = operator.post(f"/topics/{source}/messages", body='{"order": 1}', key="k", tag="paid")
+            paths += [
+                "/topics",
+                f"/topics/{source}",
+                f"/topics/{source}?tags=paid&since=1h",
+                f"/topics/{topic}",
+                stored,
+            ]
             paths += ["/workers", "/message", f"/message/{topic}/0/0", "/message?id=m1"]
             context = chromium.new_context(java_script_enabled=scripts, color_scheme=scheme, timezone_id=time_zone)
             page = context.new_page()
@@ -157,6 +171,34 @@ def test_no_page_is_wider_than_a_phone_and_ids_stay_in_one_line(visit: Opener) -
         seen.open(seen.paths[5])
         expect(seen.page.locator("nav [aria-current=page]")).to_have_text("Dead letters")
         assert seen.complaints == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_operator_sends_a_message_and_finds_it_whole(
+    visit: Opener, source: str, scheme: Literal["light", "dark"], width: int
+) -> None:
+    with visit(scheme=scheme) as seen:
+        page = seen.page
+        page.set_viewport_size({"width": width, "height": 844})
+        seen.open(f"/topics/{source}")
+        expect(page.locator("nav [aria-current=page]")).to_have_text("Topics")
+        page.get_by_text("Send a message as a test").click()
+        assert _unreadable(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_label("Body").fill('{"order": 7, "of": ["a"]}')
+        page.get_by_label("Tag (empty: none)").fill("sent")
+        page.get_by_role("button", name=f"Send it to {source}").click()
+        expect(page.locator("pre")).to_contain_text('"order": 7,\n  "of": [\n')
+        page.get_by_text("headers, as stored").click()
+        expect(page.get_by_role("row", name="SENT_BY").last).to_contain_text("token (console of")
+        assert _unreadable(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_role("link", name=f"Records of {source}").click()
+        page.get_by_label("Tags").fill("sent")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("tbody tr")).to_have_count(1)
+        assert (seen.foreign, seen.complaints) == ([], [])
 
 
 def test_times_are_also_shown_in_the_time_zone_of_the_browser(visit: Opener) -> None:

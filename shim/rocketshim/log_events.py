@@ -63,6 +63,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.hop-not-stored": "A retry or dead letter was not stored and is sent again; it blocks the commit.",
     "consumer.producer-renewed": "The producer of retries failed and was replaced by a new one.",
     "consumer.dropped": "A message failed in a consumer without retries; it is not delivered again.",
+    "console.message-sent": "An operator of the console has sent a message to a topic.",
     "console.timer-commanded": "An operator of the console has cancelled a named timer, or has it delivered now.",
     "console.users-file-refused": "The users' file has changed and is not valid; the users of before stay.",
     "console.page-failed": "A page of the console could not be made because of a bug.",

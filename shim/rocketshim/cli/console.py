@@ -5,8 +5,9 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,10 +26,15 @@ from rocketshim.extras import missing_extra
 from rocketshim.health import address
 from rocketshim_topics import DelayLevels
 
+if TYPE_CHECKING:
+    from rocketshim.kafka.clients import Clients
+    from rocketshim_topics import Message
+
 app = typer.Typer()
 
 _SECURITY = "Security"
 _M_ARENA_MAX = -8
+_SEND_S = 10.0
 _SWITCH_S = 0.001  # a page that decodes records lets the overview run after this time; by default after 5 ms
 
 
@@ -44,7 +50,10 @@ def console(
         str, typer.Option(metavar="[HOST:]PORT", help="Address to listen on; without HOST, this machine only.")
     ] = "8085",
     operate: Annotated[
-        bool, typer.Option("--operate", help="Allow operators to send dead letters again. Without it, nothing writes.")
+        bool,
+        typer.Option(
+            "--operate", help="Allow operators to send dead letters again, and messages. Without it, nothing writes."
+        ),
     ] = False,
     auth: Annotated[
         str,
@@ -167,7 +176,7 @@ def _serve(settings: ConsoleSettings) -> None:
         raise ConfigError(f"--listen {settings.host}:{settings.port}: cannot listen there ({error})") from error
     with listening:
         settings = settings.model_copy(update={"port": listening.getsockname()[1]})
-        app = make_app(settings, token=token)
+        app = make_app(settings, token=token, send=partial(send, settings))
         tls: dict[str, Any] = {}
         if settings.tls_cert is not None:
             tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
@@ -193,6 +202,24 @@ def _serve(settings: ConsoleSettings) -> None:
         for line in _welcome(settings, token):
             typer.echo(line, err=True)
         uvicorn.Server(config).run([listening])
+
+
+def send(settings: ConsoleSettings, message: "Message", *, clients: "Clients | None" = None) -> tuple[str, str]:
+    """Send a message as a program does; return its id and the coordinates of its first record."""
+    from rocketshim.producer.producer import Producer  # noqa: PLC0415 - only an operator's message needs it
+
+    producer = Producer(
+        settings.bootstrap,
+        namespace=settings.namespace,
+        delay_levels=settings.levels,
+        client=settings.client,
+        clients=clients,
+    )
+    try:
+        result = producer.send(message, timeout_s=_SEND_S)
+    finally:
+        producer.close(timeout_s=1.0)  # what has no report by now was reported as such
+    return result.msg_id, result.offset_msg_id
 
 
 def _share_heaps() -> None:

@@ -31,10 +31,13 @@ from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.worker_state import ask_workers
-from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics import DelayLevels, Message, TopicNames
 from rocketshim_topics.durations import duration_text
 
-__all__ = ["Console", "Templates", "age_text", "link"]
+__all__ = ["Console", "SendMessage", "Templates", "age_text", "link"]
+
+SendMessage = Callable[[Message], tuple[str, str]]
+"""Send a message and wait until it is stored; return its id and the coordinates of its first record."""
 
 
 _LONGEST_NAME: Final = 80
@@ -143,6 +146,7 @@ class Console:
 
     settings: ConsoleSettings
     clients: Clients | None = None  # creates Kafka clients; None: confluent_kafka
+    send: SendMessage | None = None  # None: no page sends messages
     now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)  # the time, epoch ms
 
     @classmethod

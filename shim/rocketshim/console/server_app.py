@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from rocketshim.console import observed, plans, records, timers, topics
-from rocketshim.console.context import Console
+from rocketshim.console.context import Console, SendMessage
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.people import Person, ProxyUsers, Sessions, TooManyAttemptsError, Users, check_token, new_token
 from rocketshim.console.settings import ConsoleSettings
@@ -273,6 +273,7 @@ _WRITES: Final[dict[str, Write]] = {
     "/plans/{plan}/apply": plans.apply,
     "/plans/{plan}/stop": plans.stop,
     "/timers/command": timers.command,
+    "/topics/{topic}/messages": topics.send,
 }
 """Path to the handler of a form that changes something; operators only, and only with `operate`."""
 
@@ -285,9 +286,15 @@ _STATUS: Final = {
 }
 
 
-def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token: str | None = None) -> Starlette:
+def make_app(
+    settings: ConsoleSettings,
+    *,
+    clients: Clients | None = None,
+    token: str | None = None,
+    send: SendMessage | None = None,
+) -> Starlette:
     """Return the console as an ASGI application; with `auth=token`, `token` (or a new one) is the secret to log in."""
-    console = Console(settings, clients)
+    console = Console(settings, clients, send)
     users = _users(settings, token or new_token(), console.now_ms)
     routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))]
     turns, planning = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore()

@@ -1,28 +1,40 @@
-"""Pages of any topic: the list, the records of one, newest first.
+"""Pages of any topic: the list, the records of one, newest first, and a message that an operator sends as a test.
 
 The reading is that of the other lists: within the limits of a page, and in its turn. The topics of the list are those
 that the console's Kafka user may see; the groups that read one are the sampler's, so they are named without a request.
+
+A message is sent by `Console.send`, which the command line gives: it is that of a program's `Producer`, so that the
+message gets its id, its delay and its partition as any other. It names who sent it in the header `SENT_BY`, for
+a reader who finds it later, and so does a line of the log.
 """
 
 from collections.abc import Iterable
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import whoami
 from rocketshim.admin.times import past_ms
 from rocketshim.console.context import Console
-from rocketshim.console.forms import Selection, given
+from rocketshim.console.forms import Form, Selection, given
 from rocketshim.console.reading import read_newest
-from rocketshim.errors import TopicMissingError
+from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.logs import safe_logger
 from rocketshim.observe.snapshot import Snapshot
+from rocketshim_topics import Message
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.errors import MessageError
 
-__all__ = ["listed", "show"]
+__all__ = ["SENT_BY", "listed", "send", "show"]
 
+SENT_BY: Final = "SENT_BY"
+"""Header of a message that was sent as a test: who sent it."""
+
+_LOG: Final = safe_logger("rocketshim.console")
 _ON_A_PAGE: Final = 50
 _MOST_TOPICS: Final = 500
 
@@ -95,14 +107,42 @@ def show(request: Request) -> Response:
         request,
         "topic.html",
         topic=topic,
+        is_ours=is_ours,
         partitions=count,
         selection=selection,
         until=until,
         entries=read.records,
         read=read,
         hint=choice.misnamed(),
+        may_send=console.send is not None and not is_ours,
         command=console.command("topic ls", topic, newest=newest, **options),
     )
+
+
+def send(request: Request, form: Form) -> Response:
+    """Send a message to a topic of a program, and show its first record."""
+    console, topic = Console.of(request), request.path_params["topic"]
+    if console.send is None or console.names.is_ours(topic):
+        raise ConfigError(f"no message is sent to {topic} here: its records are written by rocketshim only")
+    with console.reader() as reader:
+        _partitions(reader, topic)  # a broker might create it
+    by = f"{request.state.person.name} (console of {whoami()})"[:300]
+    lines = form.get("properties", "").split("\n")
+    properties = [_pair(line.strip()) for line in lines if line.strip()]
+    try:
+        message = Message(
+            topic,
+            form.get("body", "").replace("\r\n", "\n").encode(),
+            key=given(form, "key"),
+            tag=given(form, "tag"),
+            delay=given(form, "delay"),
+            properties=[*properties, (SENT_BY, by.encode())],
+        )
+    except MessageError as error:
+        raise ConfigError(str(error)) from error
+    msg_id, at = console.send(message)
+    _LOG.info("console.message-sent", extra={"topic": topic, "msg_id": msg_id, "stored_at": at, "by": by})
+    return RedirectResponse(console.url("message", *at.rsplit("/", 2)), 303)
 
 
 def _partitions(reader: TopicReader, topic: str) -> int:
@@ -111,3 +151,12 @@ def _partitions(reader: TopicReader, topic: str) -> int:
     if not count:
         raise TopicMissingError(f"there is no topic {topic}. {OR_HIDDEN}")
     return count
+
+
+def _pair(line: str) -> tuple[str, bytes]:
+    name, equals, value = line.partition("=")
+    if not equals:
+        raise ConfigError(f"the property {line!r:.80} has no =: write one NAME=VALUE a line")
+    if name.strip() == SENT_BY:
+        raise ConfigError(f"{SENT_BY} names the operator who sends a message: choose another name")
+    return name.strip(), value.strip().encode()

@@ -1,12 +1,14 @@
 """A cluster in memory with dead letters of two causes, and consoles on it."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from rocketshim.cli.console import send
 from rocketshim.console.server_app import make_app
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.kafka.clients import Clients
@@ -67,7 +69,8 @@ class Stage:
     def client(self, clients: Clients | None = None, **given: Any) -> TestClient:
         """Return a browser without a login."""
         found = clients or self.kafka.clients(blocking=False)
-        app = make_app(self.settings(**given), clients=found, token=TOKEN)
+        settings = self.settings(**given)
+        app = make_app(settings, clients=found, token=TOKEN, send=partial(send, settings, clients=found))
         self.consoles.append(app.state.console)
         return TestClient(app, base_url=HOST, follow_redirects=False)
 

@@ -1,4 +1,4 @@
-"""The pages of topics: the list, and the records of one."""
+"""The pages of topics: the list, the records of one, and a message that an operator sends."""
 
 import re
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from rocketshim.admin.record_view import time_text
+from rocketshim.console.topics import SENT_BY
 from rocketshim_topics import Envelope, encode
 
-from .conftest import DEAD, Stage
+from .conftest import DEAD, NAMES, OUR_PAGE, Stage
 from .test_dead_letters import text_of, without_leader
 from .test_observed import commit
 
@@ -119,3 +120,62 @@ def test_a_record_is_shown_whole_with_each_header_as_it_is_stored(stage: Stage) 
     assert '<th scope="row">price</th><td class="text">20</td>' in page
     assert "{\n  &#34;n&#34;: 1\n}" in page
     assert 'href="/topics/orders"' in page
+
+
+def test_an_operator_sends_a_message_as_a_program_would_and_it_names_them(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    browser = stage.browser(operate=True)
+    assert "Send it to orders" in shown(browser)
+    caplog.set_level("INFO", logger="rocketshim.console")
+    form = {"body": '{"n":\r\n1}', "key": "k", "tag": "paid", "properties": "price=20\r\n\r\n note = a=b "}
+    answer = browser.post("/topics/orders/messages", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/message/orders/0/0")
+    [record] = stage.kafka.records("orders")
+    headers = dict(record.headers())
+    assert (record.value(), record.key()) == (b'{"n":\n1}', b"k")
+    assert (headers["TAGS"], headers["price"], headers["note"]) == (b"paid", b"20", b"a=b")
+    assert b"(console of " in headers[SENT_BY]
+    assert re.fullmatch(b"[0-9a-f]{32}", headers["UNIQ_KEY"])
+    logged = [vars(each) for each in caplog.records]
+    [fact] = [each for each in logged if each.get("event") == "console.message-sent"]
+    assert (fact["by"].encode(), fact["stored_at"]) == (headers[SENT_BY], "orders/0/0")
+    assert headers[SENT_BY].decode() in text_of(browser.get(answer.headers["location"]).text)
+
+
+def test_a_message_with_a_delay_waits_for_the_worker(stage: Stage) -> None:
+    browser = stage.browser(operate=True)
+    answer = browser.post("/topics/orders/messages", data={"body": "later", "delay": "30s"})
+    assert answer.headers["location"].startswith(f"/message/{NAMES.schedule}/")
+    assert stage.kafka.records("orders") == []
+    assert "orders" in text_of(browser.get("/waiting/records").text)
+
+
+@pytest.mark.parametrize(
+    ("topic", "form", "why"),
+    [
+        ("nowhere", {}, "there is no topic nowhere"),
+        (DEAD, {}, "no message is sent to"),
+        ("orders", {"delay": "soon"}, "soon"),
+        ("orders", {"tag": "a||b"}, "tag"),
+        ("orders", {"properties": "price"}, "one NAME=VALUE a line"),
+        ("orders", {"properties": "UNIQ_KEY=1"}, "UNIQ_KEY"),
+        ("orders", {"properties": "SENT_BY=somebody"}, "SENT_BY"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_with_the_reason_and_nothing_is_sent(
+    stage: Stage, topic: str, form: dict[str, str], why: str
+) -> None:
+    answer = stage.browser(operate=True).post(f"/topics/{topic}/messages", data={"body": "x", **form})
+    assert answer.status_code in {400, 404}
+    assert why in text_of(answer.text)
+    assert "bug in rocketshim" not in answer.text
+    assert stage.kafka.records("orders") == []
+
+
+def test_a_topic_of_rocketshim_has_no_form_and_without_operate_no_topic_has(stage: Stage) -> None:
+    assert "Send it to" not in shown(stage.browser(operate=True), DEAD)
+    reading = stage.browser()
+    assert "Send it to" not in shown(reading)
+    assert reading.post("/topics/orders/messages", data={"body": "x"}, headers=OUR_PAGE).status_code in {404, 405}
+    assert stage.kafka.records("orders") == []
