@@ -135,15 +135,18 @@ class Entered:
                 self.classes.add((file, owner))
 
 
-def entered(journey: Callable[[], None]) -> Entered:
-    """Return what a journey enters, once everything is loaded."""
+def entered(journey: Callable[[], Iterator[None]]) -> Entered:
+    """Return what a journey enters, once everything is loaded. What it prepares before its `yield` does not count."""
     found = Entered()
     logging.disable()  # the failures of the listener
     try:
-        journey()
+        for _ in journey():
+            pass
+        prepared = journey()
+        next(prepared)
         threading.setprofile(found.see)
         sys.setprofile(found.see)
-        journey()
+        next(prepared, None)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -151,8 +154,9 @@ def entered(journey: Callable[[], None]) -> Entered:
     return found
 
 
-def delayed_message() -> None:
+def delayed_message() -> Iterator[None]:
     """Send a delayed message to a listener that always fails, until it is a dead letter."""
+    yield
     consumer = PushConsumer("in-memory:9092", group="payments", max_reconsume_times=2)
 
     @consumer.listener("orders")
@@ -167,12 +171,19 @@ def delayed_message() -> None:
             raise SystemExit("the message is not a dead letter")
 
 
-def orderly_hand_over() -> None:
-    """Let an orderly consumer handle two messages and stop, and a second one take the queue over and go on."""
+def _kafka(*, with_log: bool) -> InMemoryKafka:
+    """Make a Kafka with the topics of the group "g"."""
     kafka = InMemoryKafka(SystemClock())
     layout = Layout(TopicNames(), DelayLevels.default())
-    kafka.create_topics([*layout.shared(), *layout.for_group("g", with_log=True)])
+    kafka.create_topics([*layout.shared(), *layout.for_group("g", with_log=with_log)])
     kafka.create_topic("orders")
+    return kafka
+
+
+def orderly_hand_over() -> Iterator[None]:
+    """Let an orderly consumer handle two messages and stop, and a second one take the queue over and go on."""
+    kafka = _kafka(with_log=True)
+    yield
     for _ in range(2):
         handled: list[MessageView] = []
         consumer = PushConsumer("memory:1", group="g", clients=Clients(kafka.consumer, kafka.producer))
@@ -183,12 +194,10 @@ def orderly_hand_over() -> None:
             kafka.wait_until(lambda handled=handled: len(handled) == 2, guard_s=60)  # type: ignore[misc]
 
 
-def drop_in() -> None:
+def drop_in() -> Iterator[None]:
     """Poll a message with the drop-in consumer, and send it back."""
-    kafka = InMemoryKafka(SystemClock())
-    layout = Layout(TopicNames(), DelayLevels.default())
-    kafka.create_topics([*layout.shared(), *layout.for_group("g", with_log=False)])
-    kafka.create_topic("orders")
+    kafka = _kafka(with_log=False)
+    yield
     kafka.append("orders", BODY)
     client = kafka.consumer({"group.id": "g", "enable.auto.offset.store": False})
     client.assign([TopicPartition("orders", 0, 0)])
