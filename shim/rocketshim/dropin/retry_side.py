@@ -627,7 +627,10 @@ class RetrySide:
     def _follow_pauses(self, consumer: Any, *, asked: bool = False) -> None:
         """Pause and resume the retry topic by the rules of `dropin.partitions`; `asked`: after a `pause`."""
         for each, is_paused in self.partitions.pauses(asked=asked):
-            self._try(consumer, _Original.pause if is_paused else _Original.resume, [each])
+            try:
+                (_Original.pause if is_paused else _Original.resume)(consumer, [each])
+            except KafkaException as error:
+                self._raise_later(error)
 
     def _begin(self, consumer: Any, partitions: list[TopicPartition], rebalance: Rebalance) -> None:
         self.partitions.add([TopicPartitionKey.of(each) for each in partitions], rebalance.awaiting)
@@ -687,54 +690,43 @@ class RetrySide:
             # paused until their start is known, and before they are assigned: a later pause is too late for a fetch
             _Original.position(consumer, rebalance.retries)  # the client pauses only what it knows
             _Original.pause(consumer, rebalance.retries)
-        self._call(consumer, self.callbacks[0], theirs, rebalance)
-        self._change(consumer, rebalance, self.incremental_assign if self.facts.is_cooperative else self.assign, theirs)
-        self._follow_pauses(consumer)
+        change = self.incremental_assign if self.facts.is_cooperative else self.assign
+        self._rebalance(consumer, rebalance, self.callbacks[0], theirs, partial(change, consumer, theirs))
 
     def released(self, consumer: Any, partitions: list[TopicPartition], callback: _Callback) -> None:
         """Unassign the partitions that the group takes, after the program's callback."""
         theirs, ours = self.partitions.split(partitions)
-        rebalance = Rebalance(ours)
-        if theirs or not ours:
-            self._call(consumer, callback, theirs, rebalance)
-        if self.is_dirty:  # the callback has sent a message back, and the client is about to commit stored offsets
-            self.store_handled(consumer)
+        change = partial(self.unassign, consumer)
         if self.facts.is_cooperative:
-            self._change(consumer, rebalance, self.incremental_unassign, theirs)
-        else:
-            self._change(consumer, rebalance, self.unassign)
+            change = partial(self.incremental_unassign, consumer, theirs)
+        self._rebalance(consumer, Rebalance(ours), callback if theirs or not ours else None, theirs, change)
         self.partitions.remove([TopicPartitionKey.of(each) for each in partitions])
         self._follow_pauses(consumer)
 
-    def _call(self, consumer: Any, callback: _Callback, partitions: list[TopicPartition], rebalance: Rebalance) -> None:
-        if callback is None:
-            return
+    def _rebalance(
+        self,
+        consumer: Any,
+        rebalance: Rebalance,
+        callback: _Callback,
+        theirs: list[TopicPartition],
+        change: Callable[[], None],
+    ) -> None:
+        """Call the program's callback, and change the assignment as it might have done, unless it has."""
         self.rebalance = rebalance
         try:
-            # copies: as in the original, what the callback does to its list changes no assignment
-            callback(consumer, [TopicPartition(*TopicPartitionKey.of(each), each.offset) for each in partitions])
+            if callback is not None:  # copies: as in the original, what it does to its list changes no assignment
+                callback(consumer, [TopicPartition(*TopicPartitionKey.of(each), each.offset) for each in theirs])
         except BaseException as error:  # noqa: BLE001 - user code; the call in which it happened raises it
             self._raise_later(error)
-        finally:
-            self.rebalance = None
-
-    def _change(
-        self, consumer: Any, rebalance: Rebalance, act: Callable[..., None], *theirs: list[TopicPartition]
-    ) -> None:
-        """Change the assignment as the program's callback might have done, unless it has."""
-        if rebalance.done:
-            return
-        self.rebalance = rebalance
         try:
-            self._try(consumer, act, *theirs)
-        finally:
-            self.rebalance = None
-
-    def _try(self, consumer: Any, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
-        try:
-            act(consumer, *arguments)
+            if self.is_dirty:  # it has sent a message back, and the client may be about to commit stored offsets
+                self.store_handled(consumer)
+            if not rebalance.done:
+                change()
         except KafkaException as error:
             self._raise_later(error)
+        finally:
+            self.rebalance = None
 
     # --- other clients -----------------------------------------------------------------------------------------------
 
