@@ -109,6 +109,14 @@ class FailureCounts:
         """Return a copy for another thread."""
         return FailureCounts(dict(self.retries), dict(self.dead))
 
+    def metrics(self, prefix: str, mine: dict[str, str]) -> Iterable[Metric]:
+        """Return the counts as metrics whose names begin with `prefix`, with the labels `mine`."""
+        retries = tuple(("", mine | {"attempt": attempt}, count) for attempt, count in self.retries.items())
+        about = "retries stored, by failed attempts of the message"
+        yield Metric(f"{prefix}_retries_total", "counter", about, retries)
+        dead = tuple(("", mine | {"cause": cause}, count) for cause, count in sorted(self.dead.items()))
+        yield Metric(f"{prefix}_dead_letters_total", "counter", "dead letters stored, by class of the failure", dead)
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerQueueState:
@@ -217,10 +225,7 @@ class ConsumerState(LoopState):
         times = "time a listener takes for a message; the messages of a chunk share its mean"
         yield histogram("listener_duration_seconds", times, self.listener_times)
         yield histogram("latency_seconds", "from the append of a message to the end of its call", self.latencies)
-        retries = [({"attempt": attempt}, count) for attempt, count in self.failures.retries.items()]
-        yield metric("retries_total", "counter", "retries stored, by failed attempts of the message", *retries)
-        dead = [({"cause": cause}, count) for cause, count in sorted(self.failures.dead.items())]
-        yield metric("dead_letters_total", "counter", "dead letters stored, by class of the failure", *dead)
+        yield from self.failures.metrics("rocketshim_consumer", mine)
         hops = [({"hop": name}, float(count)) for name, count in asdict(self.send_back).items()]
         yield metric("sent_back_total", "counter", "failed messages by where they went", *hops)
         yield metric("commits_failed_total", "counter", "commits that were refused", ({}, self.commits_failed))

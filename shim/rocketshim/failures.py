@@ -26,17 +26,17 @@ from typing import Any, Final
 from rocketshim.core.clock import Clock
 from rocketshim.core.listener_answers import DeadLetter, RetryLater
 from rocketshim.core.log_limits import WINDOW_MS, FailureWindows
-from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS, Hop, HopKind
+from rocketshim.core.next_hop import Hop, HopKind, HopMaker
 from rocketshim.core.retry_policy import AtLevel, effective_limit
 from rocketshim.core.user_values import class_name, one_line, safe_text
 from rocketshim.kafka.membership import WorkerWatch
 from rocketshim.logs import SafeLogger
-from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, wire
+from rocketshim_topics import Failure, MalformedRecordError, MessageView, wire
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.hops import MAX_FAIL_STACK_BYTES
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["Attempt", "FailureLog", "FailureMaker", "StackTraces"]
+__all__ = ["Attempt", "FailureLog", "FailureMaker"]
 
 _REQUESTS: Final = (RetryLater, DeadLetter)
 _MAX_TEXT_CHARS: Final = 300
@@ -53,30 +53,6 @@ _traceback_of: Final[Callable[[BaseException], TracebackType | None]] = BaseExce
 _cause_of: Final[Callable[[BaseException], BaseException | None]] = BaseException.__dict__["__cause__"].__get__
 _context_of: Final[Callable[[BaseException], BaseException | None]] = BaseException.__dict__["__context__"].__get__
 _is_suppressed: Final[Callable[[BaseException], bool]] = BaseException.__dict__["__suppress_context__"].__get__
-
-
-class FailureMaker:
-    """Makes a `Failure` of an exception.
-
-    Thread-safety: any thread; it has no lock, since every listener thread may fail at the same time.
-    """
-
-    __slots__ = ("_clock", "_traces")
-
-    def __init__(self, clock: Clock, *, wants_stack: bool = True) -> None:
-        self._clock = clock
-        self._traces = StackTraces(wants_stack=wants_stack)
-
-    def of(self, error: BaseException) -> Failure:
-        """Return what is known about an exception; a request (`RetryLater`, `DeadLetter`) has no stack trace."""
-        path = self._traces.of(error)
-        if issubclass(type(error), _REQUESTS):
-            return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place)
-        stack, now_ms = "", self._clock.monotonic_ns() // 1_000_000
-        if now_ms >= path.cause.next_full_ms:  # two threads may both take it; no failure waits for a lock
-            path.cause.next_full_ms = now_ms + WINDOW_MS
-            stack = _full_trace(error)
-        return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place, stack, path.stack_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,20 +73,32 @@ class _PathTrace:
     objects: tuple[Any, ...]  # code and classes of the path, kept so that no other object gets their identity
 
 
-class StackTraces:
-    """Makes the short stack trace of an exception, once for each path; without `wants_stack` name and place only.
+class FailureMaker:
+    """Makes a `Failure` of an exception; without `wants_stack` it has no short stack trace.
 
-    Thread-safety: any thread.
+    Thread-safety: any thread; it has no lock, since every listener thread may fail at the same time.
     """
 
-    __slots__ = ("_causes", "_known", "_wants_stack")
+    __slots__ = ("_causes", "_clock", "_known", "_wants_stack")
 
-    def __init__(self, *, wants_stack: bool) -> None:
+    def __init__(self, clock: Clock, *, wants_stack: bool = True) -> None:
+        self._clock = clock
         self._wants_stack = wants_stack
         self._known: dict[tuple[int, ...], _PathTrace] = {}
         self._causes: dict[tuple[str, str], _Cause] = {}
 
-    def of(self, error: BaseException) -> _PathTrace:
+    def of(self, error: BaseException) -> Failure:
+        """Return what is known about an exception; a request (`RetryLater`, `DeadLetter`) has no stack trace."""
+        path = self._path_of(error)
+        if issubclass(type(error), _REQUESTS):
+            return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place)
+        stack, now_ms = "", self._clock.monotonic_ns() // 1_000_000
+        if now_ms >= path.cause.next_full_ms:  # two threads may both take it; no failure waits for a lock
+            path.cause.next_full_ms = now_ms + WINDOW_MS
+            stack = _full_trace(error)
+        return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place, stack, path.stack_bytes)
+
+    def _path_of(self, error: BaseException) -> _PathTrace:
         """Return the trace of the path by which an exception was raised. The first time it reads source lines."""
         path: list[int] = []
         add, each = path.append, error
@@ -232,22 +220,15 @@ class FailureLog:
     def __init__(
         self,
         log: SafeLogger,
-        group: str,
-        names: TopicNames,
-        levels: DelayLevels,
+        rules: HopMaker,
         *,
-        limit: int = -1,
-        send_on_timeout_ms: int = SEND_ON_TIMEOUT_MS,
         prefix: str = "consumer",
         worker: WorkerWatch | None = None,
     ) -> None:
         self._log = log
         self._worker = worker
-        self._group = group
-        self._names = names
-        self._levels = levels
-        self._limit = limit
-        self._send_on_timeout_ms = send_on_timeout_ms
+        self._rules = rules
+        self._group = rules.group
         self._sent_on_causes: set[tuple[str, str]] = set()
         self._prefix = prefix
         self._lock = threading.Lock()
@@ -271,11 +252,11 @@ class FailureLog:
             if cause in self._sent_on_causes:
                 return
             self._sent_on_causes.add(cause)
-        event = f"{self._prefix}.{_SENT_ON}"
+        event, after = f"{self._prefix}.{_SENT_ON}", duration_text(self._rules.send_on_timeout_ms)
         sentence = (
             f"{event}: this member of group {self._group} cannot handle retried messages of {one_line(topic)}: "
             f"{one_line(failure.exception_class)}: {one_line(failure.text[:_MAX_TEXT_CHARS])}; it sends them on to the "
-            f"other members, uncounted, and makes them dead letters after {duration_text(self._send_on_timeout_ms)}. "
+            f"other members, uncounted, and makes them dead letters after {after}. "
             "Further ones of this topic are not logged"
         )
         facts = {
@@ -291,17 +272,17 @@ class FailureLog:
     def _attempt(self, hop: Hop) -> Attempt:
         record = coordinates(hop.failed.message)
         if hop.kind is HopKind.PARKED:
-            end = f"it is parked in {self._names.parked} ({hop.reason})"
+            end = f"it is parked in {self._rules.names.parked} ({hop.reason})"
             return Attempt(record, record, max(1, hop.reconsume_times), None, None, event="message-parked", end=end)
-        is_unlimited = self._limit == -1 and hop.failed.reconsume_times is not None  # counted by an orderly queue
-        attempts = None if is_unlimited else max(1, effective_limit(self._limit, hop.message_limit) + 1)
+        is_unlimited = self._rules.limit == -1 and hop.failed.reconsume_times is not None  # counted by an orderly queue
+        attempts = None if is_unlimited else max(1, effective_limit(self._rules.limit, hop.message_limit) + 1)
         delay_ms: int | None = None
         level: int | None = None
         if hop.kind is HopKind.RETRY:
             delay_ms = int(dict(hop.out.headers)[wire.DELAY_MS] or 0)  # the one that was asked for may be longer
             if isinstance(hop.decision, AtLevel):
-                level = self._levels.clamp(hop.decision.level)
-        end = f"it is a dead letter now, in {self._names.dead_letter(self._group)}"
+                level = self._rules.levels.clamp(hop.decision.level)
+        end = f"it is a dead letter now, in {self._rules.names.dead_letter(self._group)}"
         msg_id = safe_text(hop.msg_id or record)
         return Attempt(record, msg_id, hop.reconsume_times, attempts, delay_ms, level, end=end)
 

@@ -19,12 +19,13 @@ from rocketshim_topics import DelayLevels, Failure, TopicNames
 FAILURE = Failure(
     "ConnectionError", "the bank\ndoes not answer", 0, "shop.py:12", 'Traceback\n  File "shop.py"\nConn\x1b'
 )
+RULES = HopMaker(TopicNames(), DelayLevels.default(), "payments", limit=16)
 AGAIN = Attempt("orders/0/7", "0A1B", 1, 17, 10_000, 3)
 DEAD = Attempt("orders/0/7", "0A1B", 17, 17, None, end="it is a dead letter now, in rmq.dlq.payments")
 
 
 def record_of(caplog: pytest.LogCaptureFixture, attempt: Attempt, failure: Failure = FAILURE) -> logging.LogRecord:
-    log = FailureLog(safe_logger("rocketshim.consumer"), "payments", TopicNames(), DelayLevels.default())
+    log = FailureLog(safe_logger("rocketshim.consumer"), RULES)
     log.write(failure, attempt, log.add(failure, 0, is_final=attempt.delay_ms is None))
     return caplog.records[-1]
 
@@ -44,7 +45,7 @@ def test_a_retry_is_a_warning_that_says_which_attempt_failed_why_and_when_it_com
 
 def test_without_a_worker_no_time_is_promised(caplog: pytest.LogCaptureFixture) -> None:
     worker = SimpleNamespace(is_missing=True)
-    log = FailureLog(safe_logger("rocketshim.consumer"), "g", TopicNames(), DelayLevels.default(), worker=worker)  # type: ignore[arg-type]
+    log = FailureLog(safe_logger("rocketshim.consumer"), RULES, worker=worker)  # type: ignore[arg-type]
     log.write(FAILURE, AGAIN, 1)
     (line, *_) = caplog.records[-1].getMessage().split("\n")
     assert line.endswith("; no worker runs: next attempt when one does, in 10 s at the earliest")
@@ -82,7 +83,7 @@ def test_the_formats_of_processes_show_the_event_and_the_facts(caplog: pytest.Lo
 
 
 def test_failures_over_the_limit_become_one_line_with_their_count(caplog: pytest.LogCaptureFixture) -> None:
-    log = FailureLog(safe_logger("rocketshim.consumer"), "payments", TopicNames(), DelayLevels.default())
+    log = FailureLog(safe_logger("rocketshim.consumer"), RULES)
     counts = [log.add(FAILURE, 0, is_final=False) for _ in range(1_000)]
     assert counts == [*range(1, 21), *[0] * 980]
     log.turn(59_999)
@@ -165,8 +166,7 @@ def test_a_deep_recursion_is_cut() -> None:
 
 
 def test_a_delay_above_the_longest_is_logged_as_the_record_has_it(caplog: pytest.LogCaptureFixture) -> None:
-    maker = HopMaker(TopicNames(), DelayLevels.default(), "payments", limit=16)
     outcome = FailedMessage(Message("orders", 0, 7, value=b""), FAILURE, asked_delay_ms=41 * 86_400_000)
-    log = FailureLog(safe_logger("rocketshim.consumer"), "payments", TopicNames(), DelayLevels.default())
-    log.hop(maker.first(outcome, lane=lambda: 0, unit=0.5), 0)
+    log = FailureLog(safe_logger("rocketshim.consumer"), RULES)
+    log.hop(RULES.first(outcome, lane=lambda: 0, unit=0.5), 0)
     assert "; next attempt in 40 d, at " in caplog.records[-1].getMessage()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rocketshim import DeadLetter, Message, MessageView, PushConsumer, RetryLater
-from rocketshim.failures import FailureMaker, StackTraces
+from rocketshim.failures import FailureMaker
 from rocketshim.harness import Harness
 from rocketshim.testing import VirtualClock
 from rocketshim_topics.wire import decode
@@ -42,7 +42,7 @@ def caught(function: Any, *arguments: Any) -> BaseException:
 
 
 def trace_of(error: BaseException) -> str:
-    return StackTraces(wants_stack=True).of(error).stack_bytes.decode()
+    return FailureMaker(VirtualClock()).of(error).stack_bytes.decode()
 
 
 def test_frames_are_there_with_their_source_the_innermost_last_and_no_text_of_the_exception() -> None:
@@ -81,26 +81,26 @@ def test_an_endless_recursion_is_cut_to_its_last_frames_and_2_kib() -> None:
 
 
 def test_an_exception_that_was_never_raised_has_only_its_class() -> None:
-    found = StackTraces(wants_stack=True).of(OSError("x"))
+    found = FailureMaker(VirtualClock()).of(OSError("x"))
     assert (found.place, found.stack_bytes) == ("", b"OSError\n")
 
 
 def test_source_is_read_once_for_all_exceptions_of_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    traces = StackTraces(wants_stack=True)
+    maker = FailureMaker(VirtualClock())
     read = linecache.getline
     monkeypatch.setattr(linecache, "getline", lambda *where: reads.append(where[0]) or read(*where))
     errors = [caught(outer, str(number)) for number in range(50)]
-    assert len({traces.of(error) for error in errors}) == 1
+    assert len({maker._path_of(error) for error in errors}) == 1
     assert len(reads) == 3
-    assert traces.of(caught(inner, "x")) != traces.of(errors[0]), "another path to the same line"
+    assert maker._path_of(caught(inner, "x")) != maker._path_of(errors[0]), "another path to the same line"
 
 
 def test_the_number_of_paths_that_are_kept_is_bounded() -> None:
-    traces = StackTraces(wants_stack=False)
+    maker = FailureMaker(VirtualClock(), wants_stack=False)
     for count in range(300):
-        traces.of(caught(deep, count))
-    assert len(traces._known) <= 256
+        maker._path_of(caught(deep, count))
+    assert len(maker._known) <= 256
 
 
 def test_a_module_whose_loader_fails_costs_the_trace_and_nothing_else() -> None:

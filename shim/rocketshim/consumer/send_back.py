@@ -63,8 +63,7 @@ class SendBack:
         worker: WorkerWatch | None = None,
     ) -> None:
         self._worker = worker
-        names, limit = TopicNames(settings.namespace), settings.max_reconsume_times
-        levels, group = settings.delay_levels, settings.group
+        names = TopicNames(settings.namespace)
         self.on_stored: Callable[[Any, list[Any]], None]  # set by the dispatch; gets what is done now
         self.counts = SendBackCounts()
         self.failures = FailureCounts()
@@ -80,9 +79,9 @@ class SendBack:
             )
         self._hop_maker = HopMaker(
             names,
-            levels,
-            group,
-            limit=limit,
+            settings.delay_levels,
+            settings.group,
+            limit=settings.max_reconsume_times,
             send_on_timeout_ms=settings.send_on_timeout_ms,
             policy=settings.retry_policy,
         )
@@ -91,9 +90,7 @@ class SendBack:
         self._again: deque[tuple[int, Work, Hop]] = deque()
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._turns = itertools.count()
-        self._failure_log = FailureLog(
-            _LOG, group, names, levels, limit=limit, send_on_timeout_ms=settings.send_on_timeout_ms, worker=worker
-        )
+        self._failure_log = FailureLog(_LOG, self._hop_maker, worker=worker)
         self._unstored: FailureWindows[str] = FailureWindows()  # by the name of the error
         self._now_ms = 0  # as of the last `turn`
 

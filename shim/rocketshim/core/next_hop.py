@@ -133,13 +133,13 @@ class HopMaker:
         send_on_timeout_ms: int = SEND_ON_TIMEOUT_MS,
         policy: RetryPolicy | None = None,
     ) -> None:
-        self._names = names
-        self._levels = levels
-        self._group = group
-        self._limit = limit
+        self.names = names
+        self.levels = levels
+        self.group = group
+        self.limit = limit
         self._policy = policy
         self._retry_topic = names.retry(group)
-        self._send_on_timeout_ms = send_on_timeout_ms
+        self.send_on_timeout_ms = send_on_timeout_ms
         levels_ms = levels.delays_ms[min(FIRST_RETRY_LEVEL, levels.max_level) - 1 :] if levels.max_level else ()
         pauses_ms = sorted(delay_ms for delay_ms in levels_ms if 0 < delay_ms <= _LONGEST_PAUSE_MS)
         self._pauses_ms = tuple(pauses_ms) or _DEFAULT_PAUSES_MS
@@ -169,7 +169,7 @@ class HopMaker:
                 return self._sent_on(failed, envelope, pause_ms, lane())
             failed = replace(failed, failure=_with_last_failure(failed.failure, envelope))
         limit = envelope.max_reconsume_times
-        decision, policy_error = self._decide(failed, before, effective_limit(self._limit, limit), unit)
+        decision, policy_error = self._decide(failed, before, effective_limit(self.limit, limit), unit)
         if isinstance(decision, Dead):
             hop = self._dead_letter(failed, before + 1, trusted=trusted)
         else:
@@ -194,7 +194,7 @@ class HopMaker:
             return None
         since_ms = envelope.unhandled_since_ms
         waited_ms = 0 if since_ms is None else max(0, now_ms - since_ms)
-        left_ms = self._send_on_timeout_ms - waited_ms
+        left_ms = self.send_on_timeout_ms - waited_ms
         pauses_ms = self._pauses_ms
         pause_ms = max((each for each in pauses_ms if each <= waited_ms), default=pauses_ms[0])
         return min(pause_ms, left_ms) if left_ms > 0 else None
@@ -202,7 +202,7 @@ class HopMaker:
     def _sent_on(self, failed: FailedMessage, envelope: Envelope, pause_ms: int, lane: int) -> Hop:
         message, times = failed.message, envelope.reconsume_times or 0
         try:
-            out = sent_on(message, envelope, self._names, self._levels, group=self._group, delay_ms=pause_ms, lane=lane)
+            out = sent_on(message, envelope, self.names, self.levels, group=self.group, delay_ms=pause_ms, lane=lane)
         except RocketshimError as error:
             return self._without_hop(failed, error)
         return Hop(HopKind.SENT_ON, out, failed, times, decision=AfterDelay(pause_ms), msg_id=envelope.uniq_key)
@@ -254,9 +254,9 @@ class HopMaker:
         try:
             out = retry(
                 failed.message,
-                self._names,
-                self._levels,
-                group=self._group,
+                self.names,
+                self.levels,
+                group=self.group,
                 trusted=trusted,
                 failure=failed.failure,
                 reconsume_times=reconsume_times,
@@ -273,8 +273,8 @@ class HopMaker:
         try:
             out = dead_letter(
                 failed.message,
-                self._names,
-                group=self._group,
+                self.names,
+                group=self.group,
                 trusted=trusted,
                 failure=failed.failure,
                 reconsume_times=reconsume_times,
@@ -287,8 +287,8 @@ class HopMaker:
         message = hop.failed.message
         out = dead_letter_by_reference(
             message,
-            self._names,
-            group=self._group,
+            self.names,
+            group=self.group,
             trusted=message.topic() == self._retry_topic,
             failure=hop.failed.failure,
             reconsume_times=hop.reconsume_times,
@@ -301,7 +301,7 @@ class HopMaker:
         return self._parked(failed, _NO_HOP, str(error))
 
     def _parked(self, failed: FailedMessage, reason: str, error: str = "") -> Hop:
-        return Hop(HopKind.PARKED, parked(failed.message, self._names, reason), failed, 0, reason, error)
+        return Hop(HopKind.PARKED, parked(failed.message, self.names, reason), failed, 0, reason, error)
 
 
 def _with_last_failure(failure: Failure, envelope: Envelope) -> Failure:

@@ -126,29 +126,25 @@ class DropinSendBack:
         clock: Clock | None = None,
         connection: Mapping[str, Any] | None = None,
     ) -> None:
-        names, levels = TopicNames(settings.namespace), settings.delay_levels
-        limit, send_on_timeout_ms = settings.max_reconsume_times, settings.send_on_timeout_ms
+        names = TopicNames(settings.namespace)
         self._group = group
         self._timeout_s = settings.hop_timeout_ms / 1_000
         self._clock = clock or SystemClock()
         self._names = names
-        self._hop_maker = HopMaker(names, levels, group, limit=limit, send_on_timeout_ms=send_on_timeout_ms)
+        self._hop_maker = HopMaker(
+            names,
+            settings.delay_levels,
+            group,
+            limit=settings.max_reconsume_times,
+            send_on_timeout_ms=settings.send_on_timeout_ms,
+        )
         self._lanes = Lanes(names.schedule, self._timeout_s)
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._make_failure = FailureMaker(self._clock, wants_stack=settings.fail_stack)
         self.credentials: deque[tuple[str, str]] = deque(maxlen=1)  # that the program has set, for every client
         credentials = self.credentials  # no cycle of references: it would keep the Kafka client
         worker = None if connection is None else watched_workers(connection, credentials, names, group=group)
-        self._failure_log = FailureLog(
-            _LOG,
-            group,
-            names,
-            levels,
-            limit=limit,
-            send_on_timeout_ms=send_on_timeout_ms,
-            prefix="dropin",
-            worker=worker,
-        )
+        self._failure_log = FailureLog(_LOG, self._hop_maker, prefix="dropin", worker=worker)
         self._counts = SendBackCounts()
         self._failures = FailureCounts()
         self._counting = threading.Lock()
@@ -188,14 +184,7 @@ class DropinSendBack:
             "rocketshim_dropin_sent_back_total", "counter", "messages sent back by where they went",
             tuple(("", mine | {"hop": name}, count) for name, count in hops.items()),
         )  # fmt: skip
-        yield Metric(
-            "rocketshim_dropin_retries_total", "counter", "retries stored, by failed attempts of the message",
-            tuple(("", mine | {"attempt": attempt}, count) for attempt, count in failures.retries.items()),
-        )  # fmt: skip
-        yield Metric(
-            "rocketshim_dropin_dead_letters_total", "counter", "dead letters stored, by class of the failure",
-            tuple(("", mine | {"cause": cause}, count) for cause, count in sorted(failures.dead.items())),
-        )  # fmt: skip
+        yield from failures.metrics("rocketshim_dropin", mine)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Set the credentials as the client does; also for a producer that is made later."""
