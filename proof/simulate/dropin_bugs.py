@@ -4,7 +4,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
-from rocketshim.dropin import consumer as consumer_module
+from rocketshim.dropin import retry_side
 
 __all__ = [
     "failed_is_forgotten",
@@ -66,7 +66,8 @@ def reads_ahead(_: Any) -> Any:
     def poll(self: Any, timeout: float = -1) -> Any:
         retries = self._rocketshim
         if retries.messages:
-            retries.wait(self, consumer_module._consume, 0, 0)  # noqa: SLF001 - the callbacks of the group
+            original: Any = retry_side._Original  # type: ignore[attr-defined]  # noqa: SLF001
+            retries.wait(self, original.consume, 0, 0)  # the callbacks of the group
         else:
             retries.messages.extend(self.consume(8, timeout))
         retries.is_dirty = True

@@ -75,7 +75,6 @@ class DropinClients:
         time = time_of(clock)
         items: list[tuple[Any, str, Any]] = [
             (consumer_module, "_poll", client.poll),
-            (consumer_module, "_consume", client.consume),
             (consumer_module, "monotonic", time.monotonic),
             (retries, "_Original", client),
             (retries, "monotonic", time.monotonic),

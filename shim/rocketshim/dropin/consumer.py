@@ -265,14 +265,7 @@ class Consumer(confluent_kafka.Consumer):
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """As the original."""
         retries = self._rocketshim
-        if retries is None:
-            return _consume(self, num_messages, timeout)
-        if not retries.is_slow:
-            came: list[Message] = retries.wait(self, _consume, num_messages, timeout)
-            found = retries.hand_out(self, came)
-            if found or not came:
-                return found
-        return retries.take(self, num_messages, timeout)
+        return _consume(self, num_messages, timeout) if retries is None else retries.take(self, num_messages, timeout)
 
     # --- what retry changes: offsets, the assignment, the end --------------------------------------------------------
 

@@ -357,9 +357,10 @@ class RetrySide:
 
     def take(self, consumer: Any, count: int, timeout_s: float) -> list[Message]:
         """Return messages, buffered ones first, without the ends of the retry topic. A negative time-out: forever."""
-        self.hand_out(consumer, [])
-        if self.partitions.awaiting_start():
-            self._start_awaiting(consumer)
+        if self.is_slow:
+            self.hand_out(consumer, [])
+            if self.partitions.awaiting_start():
+                self._start_awaiting(consumer)
         deadline = monotonic() + timeout_s if timeout_s >= 0 else None
         while True:
             if self.messages and count > 0:
@@ -373,7 +374,8 @@ class RetrySide:
                     sleep(_PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - monotonic())))
                 continue
             came = self.wait(consumer, _Original.consume, count, timeout_s)
-            messages = self.hand_out(consumer, [each for each in came if not self._is_end(each)])
+            mine = [each for each in came if not self._is_end(each)] if self.facts.sees_ends else came
+            messages = self.hand_out(consumer, mine)
             if messages or not came:
                 return messages
             timeout_s = -1.0 if deadline is None else max(0.0, deadline - monotonic())
