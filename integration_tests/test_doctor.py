@@ -25,6 +25,7 @@ from rocketshim.cli import main
 from rocketshim.core.worker_notes import levels_metadata
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader
+from rocketshim.observe.snapshot import FailingMessage, Snapshot
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_local.startup_kit import startup_kit
 from rocketshim_topics import DelayLevels, TopicNames, TopicSpec, provision
@@ -427,6 +428,15 @@ def test_a_clock_that_is_off_is_measured(broker: Broker, sound: list[str], monke
     [(node, ahead_ms)] = facts.clocks_ms.items()
     assert abs(ahead_ms - 3_600_000) < 60_000
     assert [each.subject for each in examine(facts) if each.check == "clock-skew"] == [f"broker {node}"]
+
+
+def test_a_look_that_is_there_is_not_taken_again(broker: Broker, sound: list[str]) -> None:
+    here = broker.bootstrap, TopicNames(sound[1]), DelayLevels.parse(LEVELS)
+    look = Snapshot(7, failing=(FailingMessage("payments", "orders", 0, 1, 3),))
+    assert gather.gather(*here, look=look).look == look
+    taken = gather.gather(*here, look=replace(look, error="no broker answered")).look
+    assert taken is not None
+    assert taken.failing == ()
 
 
 def test_no_broker_is_an_error_and_no_finding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,24 @@ def test_a_trace_says_what_retention_took_by_id_and_by_coordinates(place: Place,
     run("trace", f"{place.source}/x/99", *place.there, code=1)
 
 
+def test_a_trace_finds_the_record_that_it_has_read_at_an_address(
+    place: Place, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that was never delayed and never failed: no topic of rocketshim names its topic."""
+    fetched, fetch = [], TopicReader.fetch
+
+    def watched(reader: TopicReader, *where: Any) -> Any:
+        fetched.append(where)
+        return fetch(reader, *where)
+
+    monkeypatch.setattr(TopicReader, "fetch", watched)
+    for message_id in ("m7", None):
+        at = place.write(place.source, uniq_key=message_id)
+        [found] = json.loads(run("trace", at, *place.there, "--json"))
+        assert f"{found['topic']}/{found['partition']}/{found['offset']}" == at
+    assert len(fetched) == 2, "each once"
+
+
 def test_counts_are_of_records_and_not_of_offsets(place: Place, run: Run) -> None:
     """Transaction markers, aborted records, what retention took, the worker's probes: none of them is counted."""
     letters, names = place.names.dead_letter(place.group), place.names

@@ -31,7 +31,7 @@ __all__ = [
     "Missing",
     "history",
     "life",
-    "message_id",
+    "message_at",
     "missing_text",
     "own_topics",
     "records_of",
@@ -186,33 +186,28 @@ Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
 
 
-def message_id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
-    """Return the id of the message at `topic/partition/offset`; an id is returned as it is.
+def message_at(reader: TopicReader, names: TopicNames, what: str) -> tuple[str | None, RecordView | None]:
+    """Return the id of the message at `topic/partition/offset`, and its record there; an id is returned as it is.
 
-    The record need not exist any more, if a record that was made from it does. None: neither does.
+    The record need not exist any more, if a record that was made from it does. No id: neither does.
     """
     if re.fullmatch(r"\d+/\d+", what):
         raise ConfigError(
             f"{what!r} names no topic: write topic/partition/offset, such as {names.dead_letter('GROUP')}/{what}"
         )
     if what.count("/") != 2:
-        return what
-    if (record := record_at(reader, names, what)) is not None:
-        return record.id
-    for entry in map(RecordView.of, reader.read(own_topics(reader, names))):
-        if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
-            return entry.id
-    return None
-
-
-def record_at(reader: TopicReader, names: TopicNames, what: str) -> RecordView | None:
-    """Return the record at `topic/partition/offset`; None if it does not exist (any more)."""
+        return what, None
     try:
         at = Origin.parse(what)
     except ValueError as error:
         raise ConfigError(f"{what!r} is neither an id nor topic/partition/offset") from error
-    message = reader.fetch(at.topic, at.partition, at.offset)
-    return None if message is None else RecordView.of(message, trusted=names.is_ours(at.topic))
+    if (record := reader.fetch(at.topic, at.partition, at.offset)) is not None:
+        found = RecordView.of(record, trusted=names.is_ours(at.topic))
+        return found.id, found
+    for entry in map(RecordView.of, reader.read(own_topics(reader, names))):
+        if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
+            return entry.id, None
+    return None, None
 
 
 def own_topics(reader: TopicReader, names: TopicNames) -> list[str]:

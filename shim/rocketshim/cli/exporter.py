@@ -1,7 +1,7 @@
 """`rocketshim exporter`: serve metrics of delay queues, dead letters and groups, whether their processes run or not."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,7 @@ from rocketshim.cli.options import ConnectedWithLevels, LogFormatOption, LogLeve
 from rocketshim.stop_signals import StopSignals
 
 app = typer.Typer()
+_FIRST_LOOK_S: Final = 10.0
 
 
 @app.command(epilog="Example: rocketshim exporter --bootstrap localhost:9092 --listen 9464")
@@ -63,10 +64,11 @@ def exporter(
     names, levels, groups = at.names, at.levels, tuple(group or ())
     listen_address = address(listen, option="--listen")
     configure(log_format, level=log_level)
-    look = partial(gather, at.bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=at.client)
-    doctor = DoctorRounds(lambda: set_up(look()), doctor_every) if doctor_every else None
+    facts = partial(gather, at.bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=at.client)
     lookup = partial(OffsetLookup, at.bootstrap, names, groups=groups, client=at.client, left_out={})
     with Sampler(lookup, names, levels, every_s=every) as sampler, StopSignals() as signals:
+        examine = lambda: set_up(facts(look=sampler.wait_newer(None, _FIRST_LOOK_S)))  # noqa: E731 - an argument
+        doctor = DoctorRounds(examine, doctor_every) if doctor_every else None
         process = Exporter(sampler, at.installation, every_s=every, doctor=doctor)
         with serving(listen_address, lambda: process.state, option="--listen"):
             if doctor is not None:

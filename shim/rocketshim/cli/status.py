@@ -49,23 +49,25 @@ def status(
     from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
     from rocketshim.observe.worker_state import ask_workers, checked_urls  # noqa: PLC0415
 
-    urls, here = checked_urls(worker_url or ()), at.installation
+    urls, here, every_s = checked_urls(worker_url or ()), at.installation, every if watch else _AGAIN_S
     lookup = partial(OffsetLookup, at.bootstrap, at.names, groups=tuple(group or ()), client=at.client, left_out={})
     with (
         Sampler(
-            lookup, at.names, at.levels, every_s=every if watch else _AGAIN_S, workers=lambda: ask_workers(urls)
+            lookup, at.names, at.levels, every_s=every_s, workers=partial(ask_workers, urls), logs_failures=False
         ) as sampler,
         sampler.watch() as looks,
     ):
-        facts = gather(at.bootstrap, at.names, at.levels, groups=tuple(group or ()), client=at.client)
-        examined = [each for each in set_up(facts) if each.severity is not Severity.NOTE]
         look: Snapshot | None = None
+        examined: list[Finding] | None = None
         while True:
             while (newer := looks.wait_newer(look, _LOOK_S)) is None:
                 pass  # each request has a time limit, but with many groups there are many
             look = newer
-            if look.error is not None and not watch:
-                raise BrokerUnavailableError(f"{at.bootstrap} did not answer: {look.error}")
+            if look.error is not None and (examined is None or not watch):
+                raise BrokerUnavailableError(look.error)
+            if examined is None:
+                facts = gather(at.bootstrap, at.names, at.levels, groups=group or (), client=at.client, look=look)
+                examined = [each for each in set_up(facts) if each.severity is not Severity.NOTE]
             if watch or look.earlier is not None or not any(each.first_unread_ms for each in look.groups):
                 found = verdict(here, look, examined)
                 _show(found, look, quiet=quiet, as_json=as_json, clear=watch)

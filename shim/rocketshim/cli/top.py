@@ -44,7 +44,9 @@ def top(
     urls = checked_urls(worker_url or ())
     groups = tuple(group or ())
     lookup = partial(OffsetLookup, at.bootstrap, at.names, groups=groups, client=at.client, left_out={})
-    sampler = Sampler(lookup, at.names, at.levels, every_s=every, workers=lambda: ask_workers(urls))
+    sampler = Sampler(
+        lookup, at.names, at.levels, every_s=every, workers=partial(ask_workers, urls), logs_failures=False
+    )
     with sampler, sampler.watch() as watch:
         if not once and not as_json and sys.stdout.isatty():
             try:
@@ -56,7 +58,7 @@ def top(
         while (snapshot := watch.wait_newer(None, _LOOK_S)) is None:
             pass  # each request has a time limit, but with many groups there are many
     if snapshot.error is not None:
-        raise BrokerUnavailableError(f"{at.bootstrap} did not answer: {snapshot.error}")
+        raise BrokerUnavailableError(snapshot.error)
     _print(at.installation, snapshot, as_json=as_json)
 
 

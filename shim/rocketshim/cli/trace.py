@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.trace import Missing, history, message_id, missing_text, record_at, records_of, step_text
+from rocketshim.admin.trace import Missing, history, message_at, missing_text, records_of, step_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import ConnectedWithLevels, Json
 from rocketshim.cli.records import counting, echo_safe
@@ -42,14 +42,13 @@ def trace(
     """
     names = at.names
     with at.reader() as reader:
-        wanted = message_id(reader, names, what)
+        wanted, there = message_at(reader, names, what)
         if wanted is None:
             typer.echo(f"no record exists at {what} (any more)", err=True)
             raise typer.Exit(FINDING)
         sources = {names.physical(each) for each in topic or []}
         records = records_of(reader, names, wanted, sources, watch=counting)
-        if what.count("/") == 2 and what not in {each.at for each in records}:
-            records += filter(None, [record_at(reader, names, what)])
+        records += [] if there is None else [there]  # a topic that was not searched may have it
 
         def look(of_topic: str, name: str) -> TimerHistory | None:
             with suppress(TopicMissingError, NotAuthorizedError):

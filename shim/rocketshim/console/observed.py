@@ -285,7 +285,8 @@ class DoctorVisits:
             if self.at_ms is None or now_ms - self.at_ms >= _EXAMINED_EVERY_MS:
                 if self.console.clients is not None and self.console.clients.admin is None:
                     raise ConfigError("a Kafka in memory cannot be examined")
-                facts = gather(settings.bootstrap, self.console.names, settings.levels, client=settings.client)
+                where, look = (settings.bootstrap, self.console.names, settings.levels), self.console.snapshot()
+                facts = gather(*where, client=settings.client, look=look)
                 self.found, self.at_ms = set_up(facts), now_ms
             return self.found, self.at_ms
 

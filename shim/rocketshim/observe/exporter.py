@@ -1,7 +1,8 @@
 """Serve what a cluster says about an installation as metrics, for Prometheus.
 
 The exporter's own thread waits for snapshots of the sampler, and publishes every 0.5 s the newest one as the state that
-the HTTP threads read. With many groups a round may take minutes, so the sampler tells whether it goes on.
+the HTTP threads read. It evaluates a snapshot once, and again when the doctor has found something else. With many
+groups a round may take minutes, so the sampler tells whether it goes on.
 The doctor runs in a thread of its own, because a run takes seconds. A doctor that fails keeps its last findings for
 three runs, then none: what is not known any more is not shown.
 
@@ -252,12 +253,13 @@ class Exporter:
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
         """Publish states until the caller stops it; `is_stopped` is asked every 0.5 s."""
-        newest, nothing = None, Snapshot(self._clock.wall_ms(), error="the first look at the cluster has not ended")
+        newest: Snapshot | None = None
+        look = Snapshot(self._clock.wall_ms(), error="the first look at the cluster has not ended")
+        examined: tuple[Finding, ...] | None = None
+        found: tuple[Finding, ...] = ()
         every_ns = round(self._every_s * 1e9)
         with self._sampler.watch() as watch:
             while not is_stopped():
-                examined, look = None if self._doctor is None else self._doctor.findings, newest or nothing
-                found = () if look.error is not None else tuple(verdict(self._here, look, examined or ()))
                 self.state = ExporterState(
                     self._sampler.moved_ns,
                     every_ns,
@@ -266,4 +268,9 @@ class Exporter:
                     namespace=self._here.names.namespace,
                     is_examined=examined is not None,
                 )
-                newest = watch.wait_newer(newest, _WAIT_S) or newest
+                newer, known = watch.wait_newer(newest, _WAIT_S), examined
+                examined = None if self._doctor is None else self._doctor.findings
+                if newer is not None:
+                    look = newest = newer
+                if newer is not None or examined is not known:
+                    found = () if look.error is not None else tuple(verdict(self._here, look, examined or ()))

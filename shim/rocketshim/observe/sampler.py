@@ -58,6 +58,7 @@ class Sampler:
         idle_s: float = _IDLE_S,
         clock: Clock | None = None,
         workers: Callable[[], tuple[WorkerSnapshot, ...]] = tuple,
+        logs_failures: bool = True,  # False: the caller shows why a round failed
     ) -> None:
         self._names = names
         self._levels = levels
@@ -66,6 +67,7 @@ class Sampler:
         self._clock = clock or SystemClock()
         self._new_lookup = lookup
         self._ask_workers = workers
+        self._logs_failures = logs_failures
         self._changed = threading.Condition()
         self._newest: Snapshot | None = None
         self._behind: deque[Earlier] = deque()
@@ -171,7 +173,8 @@ class Sampler:
 
     def _failed(self, error: Exception) -> Snapshot:
         unexpected = not isinstance(error, RocketshimError)
-        _LOG.warning("observe.round-failed", exc_info=unexpected, extra={"error": str(error)})
+        if unexpected or self._logs_failures:
+            _LOG.warning("observe.round-failed", exc_info=unexpected, extra={"error": str(error)})
         return replace(self._newest or Snapshot(self._clock.wall_ms()), error=str(error))
 
     def _must_go_on(self) -> bool:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.trace import message_id, own_topics
+from rocketshim.admin.trace import message_at, own_topics
 from rocketshim.cli import group, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.group import _lag_findings, _lag_rows
@@ -236,7 +236,7 @@ def _found(what: str) -> RecordView | None:
 
 def test_coordinates_without_a_topic_are_refused_with_the_expected_form() -> None:
     with pytest.raises(ConfigError, match=r"'0/18' names no topic: .* such as rmq\.dlq\.GROUP/0/18"):
-        message_id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
+        message_at(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
 
 
 def test_untrusted_text_is_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,30 @@ def test_states_follow_the_cluster_and_its_absence() -> None:
         assert until(exporter, lambda state: state.snapshot.error is None).is_ready(clock.monotonic_ns())
 
 
+def test_what_was_evaluated_counts_until_a_round_ends_or_the_doctor_finds_something_else() -> None:
+    clock, kafka, states = VirtualClock(), InMemoryKafka(), list[ExporterState]()
+    answers = [[FOUND], [FOUND, FOUND]]
+    doctor = DoctorRounds(lambda: answers.pop(0), 60.0)
+    doctor.run_once()
+
+    def look() -> bool:
+        state = exporter.state
+        if state is not None and state.snapshot.error is None:
+            states.append(state)
+            if len(states) == 2:
+                doctor.run_once()
+        return bool(states) and len(states[-1].findings) == 2
+
+    lookup = lambda: OffsetLookup("memory:1", NAMES, clients=kafka.clients())  # noqa: E731 - an argument
+    with Sampler(lookup, NAMES, DelayLevels.default(), every_s=3_600.0, clock=clock) as sampler:
+        exporter = Exporter(sampler, HERE, every_s=3_600.0, doctor=doctor, clock=clock)
+        exporter.run(look)
+    first, second, *_, last = states
+    assert first.findings == (FOUND,)
+    assert second.findings is first.findings
+    assert (last.snapshot is first.snapshot, last.findings) == (True, (FOUND, FOUND))
+
+
 class LongRound:
     """A look-up of many requests, which a test permits one by one."""
 

@@ -61,7 +61,7 @@ class Facts(Installation):
     user_topics: tuple[str, ...] = ()  # the examined topics of the user, sources and targets alike, physical names
     roles: tuple[str, ...] = ()  # roles whose ACLs the principal should have
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)  # physical name to facts, for topics that exist
-    look: Snapshot | None = None  # queues, groups and workers; its time is `now_ms`
+    look: Snapshot | None = None  # queues, groups and workers
     transactions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     parked: int | None = None  # number of records parked within a day and not sent again since, 1,000 at most
     parked_not_allowed: int = 0

@@ -75,11 +75,13 @@ def gather(
     client: Mapping[str, str] | None = None,
     consume_timeout_ms: int | None = None,
     probe: bool = False,
+    look: Snapshot | None = None,
 ) -> Facts:
     """Read the facts from a cluster.
 
     * `roles`: roles whose ACLs the principal should have, see `rocketshim.admin.acls`.
     * `client`: librdkafka settings. Settings that have another value in our clients are only evaluated, not used.
+    * `look`: what waits and who consumes, if the caller has looked already; None, or a failed one: this looks.
     """
     client = dict(client or {})
     usable = {name: value for name, value in client.items() if name not in _REFUSED}
@@ -98,7 +100,8 @@ def gather(
         transactions = cluster.transactions() if names.timer_state in visible else {}
         wanted = [*_topics_to_read(names, found, user_topics), *map(names.check, transactions)]
         described = cluster.topics([name for name in wanted if name in visible])
-        look = cluster.look(levels, found)
+        if look is None or look.error is not None:
+            look = cluster.look(levels, found)
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name in {names.schedule, names.timers}}
         clocks_ms = cluster.clocks(described.get(names.schedule)) if probe else {}
