@@ -284,6 +284,13 @@ def test_an_apply_that_is_taken_over_says_that_and_nothing_else(
     assert f"began to redrive {world.names.dead_letter(world.group)}" in line
 
 
+def alter(admin: AdminClient, topic: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(60)
+
+
 def test_letters_that_the_target_refuses_fail_alone(
     world: World, admin: AdminClient, run: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -295,10 +302,7 @@ def test_letters_that_the_target_refuses_fail_alone(
         headers = world.headers(number, world.source)
         producer.produce(world.names.dead_letter(world.group), body, b"large-%d" % number, headers=headers)
     assert producer.flush(60) == 0
-    entry = ConfigEntry("max.message.bytes", "3000", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, target, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(60)
+    alter(admin, target, "max.message.bytes", "3000")
     where = ["--where", "n >= 950"]
     assert json.loads(run("dlq", "plan", *world.scope, *where, "--out", str(plan), "--json"))["letters"] == 52
     told = json.loads(run("dlq", "apply", str(plan), *world.connection, "--stop-ratio", "0.5", "--json", code=2))
@@ -310,13 +314,18 @@ def test_many_letters_without_a_key_for_a_compacted_topic_need_few_sessions(
     world: World, admin: AdminClient, topic: Callable[..., str], run: Callable[..., str], tmp_path: Path
 ) -> None:
     provision.ensure_topics(admin, Layout(world.names, DelayLevels.default()).shared())
-    plan, refusing = tmp_path / "plan.json", topic(2, {"cleanup.policy": "compact"})
+    plan, refusing = tmp_path / "plan.json", topic(2)
     producer = Producer({"bootstrap.servers": world.bootstrap})
     for number in range(1_000, 1_040):
         headers = world.headers(number, refusing if number % 2 else world.source)
         producer.produce(world.names.dead_letter(world.group), b"", headers=headers)
     assert producer.flush(60) == 0
-    run("dlq", "plan", *world.scope, "--to-source", "--where", "n >= 1000", "--out", str(plan))
+    words = ["dlq", "plan", *world.scope, "--to-source", "--where", "n >= 1000"]
+    run(*words, "--out", str(plan))
+    alter(admin, refusing, "cleanup.policy", "compact")
+    made = run(*words)
+    assert "     20 held back: no-key\n" in made, "a plan that is made now knows it"
+    assert "brokers take only records with a key there" in made
     told = json.loads(run("dlq", "apply", str(plan), *world.connection, "--stop-ratio", "1", "--json", code=2))
     assert (told["sent"], told["failures"]) == (20, {"refused:INVALID_RECORD": 20})
     assert (len(world.read(world.source)), world.read(refusing)) == (20, [])

@@ -14,6 +14,7 @@ sent is in the plan, too, with the reason (`held_back`):
 `repeat-of:<p>/<o>`        a duplicate of the same failed attempt, as at-least-once delivery makes them; the other one
                            is in this plan, or an earlier plan has redriven or discarded it
 `no-topic:<topic>`         the target does not exist
+`no-key:<topic>`           it has no key, and the target is compacted: brokers refuse such records there
 `no-target`                a parked record names no target: the worker would park it again
 `no-message`               a parked command for a named timer carries no message
 `by-reference`, `…:…`      it cannot be sent: no body, no target in its headers, or malformed (`MalformedRecordError`)
@@ -30,7 +31,8 @@ The command line, the console and the Spark job make their plans by the same `Pl
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -251,17 +253,27 @@ class Planner:
         rules: what to do.
         log: the redrive log so far.
         topics: the existing topics; None: not known, so every target may exist.
+        is_compacted: return whether a topic is compacted, as far as it is known; called for records without a key.
 
     Thread-safety: none; belongs to one thread.
     """
 
-    def __init__(self, source: str, rules: RedriveRules, log: RedriveLog, topics: Container[str] | None) -> None:
+    def __init__(
+        self,
+        source: str,
+        rules: RedriveRules,
+        log: RedriveLog,
+        topics: Container[str] | None,
+        *,
+        is_compacted: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._source = source
         names = TopicNames(rules.namespace)
         self._parked_to = names.schedule if source == names.parked else None
         self._rules = rules
         self._log = log
         self._topics = topics
+        self._is_compacted = is_compacted
         self._letters: list[tuple[PlannedLetter, _Attempt | None]] = []
         self._held_back: list[HeldBack] = []
         self._settled_attempts: dict[_Attempt, str] = {}
@@ -356,20 +368,26 @@ class Planner:
                 return "", "no-message"
             if not envelope.real_topic:
                 return "", "no-target"
+            names = TopicNames(self._rules.namespace)
+            with suppress(ConfigError):  # a name that no topic can have: the worker parks it again
+                if record.key() is None and self._is_compacted(target := names.physical(envelope.real_topic)):
+                    return "", f"no-key:{target}"
             is_half = envelope.timer_asks is not None and envelope.timer_do is not None
-            return (TopicNames(self._rules.namespace).timers if is_half else self._parked_to), None
+            return (names.timers if is_half else self._parked_to), None
         if malformed is not None:
             return "", f"malformed:{malformed}"
         if redrive_count(envelope) >= self._rules.max_replays:
             return "", "replayed-too-often"
         try:
             read = None if opened is None else envelope
-            target = redriven_record(record if opened is None else opened, read, self._rules, replay_id="-").topic
+            made = redriven_record(record if opened is None else opened, read, self._rules, replay_id="-")
         except MalformedRecordError as error:
             return "", error.reason
-        if self._topics is not None and target not in self._topics:
-            return "", f"no-topic:{target}"
-        return target, None
+        if self._topics is not None and made.topic not in self._topics:
+            return "", f"no-topic:{made.topic}"
+        if made.key is None and self._is_compacted(made.topic):
+            return "", f"no-key:{made.topic}"
+        return made.topic, None
 
     def _remember(self, position: tuple[int, int], envelope: Envelope) -> None:
         """Note the failed attempt of a dead letter that was redriven or discarded: its duplicates are held back.

@@ -50,6 +50,33 @@ def reasons(plan: RedrivePlan) -> list[str]:
     return [each.reason for each in plan.held_back]
 
 
+def test_a_record_without_a_key_is_held_back_from_a_compacted_topic(store: Any) -> None:
+    keyed, keyless = letter(store), store(OutgoingRecord(SOURCE, 0, None, b"v", letter(store, 1).headers()), offset=1)
+    asked: list[str] = []
+
+    def is_compacted(topic: str) -> bool:
+        asked.append(topic)
+        return topic == "orders"
+
+    for rules, held_back in ((RedriveRules(to_source=True), ["no-key:orders"]), (RULES, [])):
+        planner = Planner(SOURCE, rules, RedriveLog(SOURCE), TOPICS, is_compacted=is_compacted)
+        for record in (keyed, keyless):
+            planner.add(record, decode(record.headers(), trusted=True))
+        assert reasons(planner.plan(cluster_id="c", created_ms=1, choice={})) == held_back
+    assert asked == ["orders", "rmq.retry.g"], "only for the one without a key"
+
+
+def test_a_parked_record_without_a_key_is_held_back_if_its_target_is_compacted(store: Any) -> None:
+    planner = Planner("rmq.parked", RedriveRules(), RedriveLog("rmq.parked"), None, is_compacted="orders".__eq__)
+    for offset, target in enumerate(("orders", "reports", "no topic")):
+        headers = encode(Envelope(shim=1, real_topic=target, uniq_key=target, park_reason="target-refused"))
+        record = store(OutgoingRecord("rmq.parked", 0, None, b"v", headers), offset=offset)
+        planner.add(record, decode(record.headers(), trusted=True))
+    plan = planner.plan(cluster_id="c", created_ms=1, choice={})
+    assert [(each.offset, each.reason) for each in plan.held_back] == [(0, "no-key:orders")]
+    assert len(plan.letters) == 2
+
+
 def test_a_plan_freezes_place_digest_and_target(store: Any) -> None:
     record = letter(store, 7, fail_text="order 7 timed out")
     plan = planned([record])

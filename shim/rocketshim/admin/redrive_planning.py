@@ -6,6 +6,8 @@ applies it.
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from rocketshim.admin.decoder import DeadLetterRecord, Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, RocketshimError
+from rocketshim.kafka.clients import LastClientError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
+from rocketshim_topics.provision import read_topics
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import (
     Planner,
@@ -44,7 +48,7 @@ def make_plan(
     """
     names = TopicNames(rules.namespace)
     log = read_log(reader, names.redrive_log, source)
-    planner = Planner(source, rules, log, reader.topics())
+    planner = Planner(source, rules, log, reader.topics(), is_compacted=cache(partial(_is_compacted, reader)))
     decoder = Decoder(names, source, fetch=sources.fetch)
     for dead_letter, entry, is_selected in _classified(reader, decoder, choice, log, watch):
         if not is_selected:
@@ -57,6 +61,15 @@ def make_plan(
             opened=None if dead_letter.dialect is None else dead_letter.record,
         )
     return planner.plan(cluster_id=reader.cluster_id(), created_ms=time.time_ns() // 1_000_000, choice=choice.written)
+
+
+def _is_compacted(reader: TopicReader, topic: str) -> bool:
+    """Return whether a topic is compacted; False also if its settings may not be read, as in a Kafka in memory."""
+    with suppress(RocketshimError):
+        admin = reader.admin(LastClientError())
+        state = None if admin is None else read_topics(admin, [topic]).get(topic)
+        return "compact" in ((state and state.config) or {}).get("cleanup.policy", "")
+    return False
 
 
 def _classified(

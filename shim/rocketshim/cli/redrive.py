@@ -169,6 +169,10 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
         lines.append("  every group that reads the source topic gets them again")
     if any(each.reason.startswith("no-topic:") for each in redrive_plan.held_back):
         lines.append("  choose an existing target: --group GROUP for its retry topic, or --to-source")
+    if any(each.reason.startswith("no-key:") for each in redrive_plan.held_back):
+        lines.append(
+            "  no-key: their target is compacted, and brokers take only records with a key there; discard them"
+        )
     if any(each.reason == "marks-lost" for each in redrive_plan.held_back):
         discard_them = "" if is_parked else "mark them as not to be sent (dlq discard), or "
         lines.append(
