@@ -22,8 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
-from rocketshim.dropin.settings import ProducerDropinSettings, connection, take
-from rocketshim.dropin.workers import watched_workers
+from rocketshim.dropin.settings import ProducerDropinSettings, connection, take, watched_workers
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
 from rocketshim.kafka.client_config import flat

@@ -71,9 +71,15 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.next_hop import NO_LISTENER, FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.user_values import safe_text
 from rocketshim.dropin.partitions import Partitions, key_of, offset_of
-from rocketshim.dropin.settings import ClientFacts, ConsumerDropinSettings, client_facts, inner_producer_config
+from rocketshim.dropin.settings import (
+    ClientFacts,
+    ConsumerDropinSettings,
+    client_facts,
+    inner_producer_config,
+    watched_workers,
+    with_credentials,
+)
 from rocketshim.dropin.settings import OriginalConsumer as _Original
-from rocketshim.dropin.workers import watched_workers, with_credentials
 from rocketshim.errors import MessageError, NotSupportedError, RocketshimError, SendTimeoutError, StaleMessageError
 from rocketshim.failures import FailureLog, FailureMaker
 from rocketshim.health import Metric

@@ -1,4 +1,6 @@
-"""Settings of the drop-in classes: keys that begin with `rocketshim.`, removed from a copy of the configuration.
+"""Settings of the drop-in classes, and what other clients of the same program get of them.
+
+The settings are keys that begin with `rocketshim.`, removed from a copy of the configuration.
 
 The client's own constructor accepts a dict, keyword arguments, or both. `take` reads what is given, and returns
 arguments in the same form without our keys. A configuration without our keys is returned as the same objects, so that
@@ -6,11 +8,12 @@ the original treats it as before, errors included.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import confluent_kafka
+from confluent_kafka.admin import AdminClient
 from pydantic import BeforeValidator, Field, model_validator
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS
@@ -18,11 +21,13 @@ from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import GROUP_METADATA_REFRESH, METADATA_REFRESH, PROTECTED_PRODUCER, flat, merge
-from rocketshim.kafka.clients import check_threads, real_clients
+from rocketshim.kafka.clients import check_threads, real_clients, with_log
+from rocketshim.kafka.membership import GroupQuestion, WorkerWatch
+from rocketshim.logs import safe_logger
 from rocketshim.settings import Levels, Settings, with_environment
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX
-from rocketshim_topics.names import check_consumer_group
+from rocketshim_topics.names import TopicNames, check_consumer_group
 
 __all__ = [
     "PREFIX",
@@ -35,7 +40,12 @@ __all__ = [
     "inner_producer_config",
     "is_true",
     "take",
+    "watched_workers",
+    "with_credentials",
 ]
+
+_LOG = safe_logger("rocketshim.dropin")
+_Client = TypeVar("_Client")
 
 PREFIX: Final = "rocketshim."
 
@@ -54,6 +64,8 @@ _CONNECTION: Final = re.compile(
     r"|https\..*|(error|throttle|stats|oauth|oauthbearer_token_refresh)_cb"
 )
 """Settings that a second client of the same program shares with the first: brokers, identity, callbacks, logging."""
+
+_CALLBACKS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb"})  # the program wants them of its own client only
 
 _TRUE: Final = frozenset({"true", "t", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "f", "0", "no", "off"})
@@ -235,4 +247,26 @@ def inner_producer_config(config: Mapping[str, Any], settings: ConsumerDropinSet
         },
         required={**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms},
         allow_code_settings=True,
+    )
+
+
+def with_credentials(client: _Client, credentials: Iterable[tuple[str, str]]) -> _Client:
+    """Set credentials in a client, if there are any, and return it."""
+    for username, password in tuple(credentials):  # another thread may set newer ones meanwhile
+        client.set_sasl_credentials(username, password)  # type: ignore[attr-defined]
+    return client
+
+
+def watched_workers(
+    connection: Mapping[str, Any], credentials: Iterable[tuple[str, str]], names: TopicNames, **facts: str
+) -> WorkerWatch:
+    """Return what logs `dropin.no-worker` with these facts while no worker of the namespace runs."""
+    group = names.worker_group
+    return WorkerWatch(
+        GroupQuestion(
+            lambda settings: with_credentials(AdminClient(with_log(settings)), credentials),
+            {name: value for name, value in connection.items() if name not in _CALLBACKS},
+            group,
+        ),
+        lambda: _LOG.warning("dropin.no-worker", extra={**facts, "workers": group}),
     )

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaExcepti
 from rocketshim.dropin import Consumer
 from rocketshim.dropin import retry_side as retries_module
 from rocketshim.dropin.retry_side import Rebalance, RetrySide, _on_lost
-from rocketshim.dropin.workers import with_credentials
+from rocketshim.dropin.settings import with_credentials
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 from rocketshim_topics.coordinates import TopicPartitionKey
 

@@ -12,8 +12,7 @@ from confluent_kafka import KafkaError, Message
 from rocketshim.clock import SystemClock
 from rocketshim.core.user_values import class_name
 from rocketshim.dropin.retry_side import DropinSendBack
-from rocketshim.dropin.settings import ConsumerDropinSettings
-from rocketshim.dropin.workers import with_credentials
+from rocketshim.dropin.settings import ConsumerDropinSettings, with_credentials
 from rocketshim.errors import ClosedError, MessageError, SendError, SendTimeoutError
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, Layout, TopicNames, decode
