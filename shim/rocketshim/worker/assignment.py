@@ -39,7 +39,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 if TYPE_CHECKING:
-    from rocketshim.worker.target_health import TargetHealth
+    from rocketshim.worker.targets import TargetHealth
 
 __all__ = ["AssignedPartition", "Assignment"]
 

@@ -47,7 +47,7 @@ from rocketshim.worker.worker_clients import WorkerClients
 from rocketshim_topics.wire import coordinates
 
 if TYPE_CHECKING:
-    from rocketshim.worker.target_health import TargetHealth
+    from rocketshim.worker.targets import TargetHealth
 
 __all__ = ["AtLeastOnce"]
 

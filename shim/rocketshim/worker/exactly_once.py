@@ -72,7 +72,7 @@ from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import SPOILS_BATCH, Refusals
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
-from rocketshim.worker.target_health import TargetHealth
+from rocketshim.worker.targets import TargetHealth
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim.worker.worker_clients import WorkerClients
 from rocketshim_topics.coordinates import TopicPartitionKey

@@ -26,7 +26,7 @@ from rocketshim.kafka.clients import ProducerClient, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.state import WorkerCounts, re_append_event
-from rocketshim.worker.target_health import TargetHealth
+from rocketshim.worker.targets import TargetHealth
 from rocketshim_topics.wire import Header, coordinates
 
 __all__ = ["Flight", "Hop", "HopBatch", "HopGroup", "HopWriter", "Kind", "merged"]

@@ -43,8 +43,8 @@ from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
 from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
-from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
+from rocketshim.worker.targets import TargetHealth
 from rocketshim_topics import wire
 from rocketshim_topics.coordinates import RecordCoordinates
 from rocketshim_topics.errors import MalformedRecordError
@@ -123,7 +123,7 @@ class _DueRecord:
 
         Decides: Which timestamp does a delivered record have, if its sender gave one? That one, but not in a retry
             topic, whose retention would count from it, and not where the target has refused one that is as far from
-            the brokers' clock (`worker.target_health.TargetHealth.takes_timestamp`): there the time of its delivery.
+            the brokers' clock (`worker.targets.TargetHealth.takes_timestamp`): there the time of its delivery.
         """
         if self.shape.timestamp < 0 or self.route.is_retry:
             return {}

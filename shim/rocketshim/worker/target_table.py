@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Final
 
 from rocketshim.kafka.clients import ProducerClient, refresh_metadata
-from rocketshim.worker.target_health import NEVER_NS, TargetHealth
+from rocketshim.worker.targets import NEVER_NS, TargetHealth
 from rocketshim.worker.topic_lookup import Answer, TopicLookup
 
 __all__ = ["TargetTable"]

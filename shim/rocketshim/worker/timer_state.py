@@ -20,7 +20,7 @@ from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import BrokerUnavailableError, RocketshimError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import AllowList
-from rocketshim.worker.target_health import NEVER_NS, TargetHealth
+from rocketshim.worker.targets import NEVER_NS, TargetHealth
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import checks_left, command_problem, is_misplaced, timer_digest, timer_times

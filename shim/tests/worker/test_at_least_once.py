@@ -12,7 +12,7 @@ from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.state import Alarms, WorkerCounts
-from rocketshim.worker.target_health import TargetHealth
+from rocketshim.worker.targets import TargetHealth
 
 STORED = Message(topic="t", partition=0, offset=7)
 

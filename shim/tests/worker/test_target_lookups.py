@@ -10,8 +10,8 @@ from rocketshim.errors import ConfigError, WorkerError
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker import target_table
-from rocketshim.worker.target_health import NEVER_NS
 from rocketshim.worker.target_table import TargetTable
+from rocketshim.worker.targets import NEVER_NS
 from rocketshim.worker.topic_lookup import Answer
 from rocketshim.worker.worker import DelayWorker
 
