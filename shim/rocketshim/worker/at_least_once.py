@@ -26,7 +26,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -42,12 +42,9 @@ from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
-from rocketshim.worker.target_table import TargetTable
+from rocketshim.worker.targets import TargetHealth, TargetTable
 from rocketshim.worker.worker_clients import WorkerClients
 from rocketshim_topics.wire import coordinates
-
-if TYPE_CHECKING:
-    from rocketshim.worker.targets import TargetHealth
 
 __all__ = ["AtLeastOnce"]
 

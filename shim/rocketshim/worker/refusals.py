@@ -13,8 +13,7 @@ from confluent_kafka import KafkaError
 from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.reports import is_unconfirmed
 from rocketshim.worker.hop_writer import HopBatch, Kind
-from rocketshim.worker.target_table import TargetTable
-from rocketshim.worker.targets import TargetHealth
+from rocketshim.worker.targets import TargetHealth, TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.coordinates import RecordCoordinates, TopicPartitionKey
 from rocketshim_topics.kafka_codes import TOO_LARGE

@@ -43,8 +43,7 @@ from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
 from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
-from rocketshim.worker.target_table import TargetTable
-from rocketshim.worker.targets import TargetHealth
+from rocketshim.worker.targets import TargetHealth, TargetTable
 from rocketshim_topics import wire
 from rocketshim_topics.coordinates import RecordCoordinates
 from rocketshim_topics.errors import MalformedRecordError
@@ -392,7 +391,7 @@ class Router:
         Decides: What if a record names no target, or one that does not exist? Without a target it is parked immediately
             (missing-header:REAL_TOPIC). If the target does not exist, `worker.router.Router._route_closely` re-appends
             it as for a target that refuses, and parks it after the last try (unknown-topic). That a topic does not
-            exist is looked up again after a second (`worker.target_table.TargetTable`).
+            exist is looked up again after a second (`worker.targets.TargetTable`).
         """
         route = self._routes.get((real_topic, group))
         if route is None:

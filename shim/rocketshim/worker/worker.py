@@ -10,8 +10,8 @@ A step of the loop:
 5. Commit the position after each longest confirmed prefix.
 
 `core.level_queue` decides which records are due and up to which offset a partition is finished. `router` decides where
-each due record goes, with `header_shapes`, `allow_list`, `target_table` (which targets there are, by `topic_lookup` in
-its own thread) and `target_health`. `hop_writer` produces the hops; `refusals` learns from those that were not stored.
+each due record goes, with `header_shapes`, `allow_list` and `targets` (what is known of each target, by `topic_lookup`
+in its own thread). `hop_writer` produces the hops; `refusals` learns from those that were not stored.
 
 Invariants:
 
@@ -49,7 +49,7 @@ from rocketshim.worker.fetcher import Fetcher
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.state import Alarms, WorkerCounts, WorkerState, queue_state
-from rocketshim.worker.target_table import TargetTable
+from rocketshim.worker.targets import TargetTable
 from rocketshim.worker.timer_router import TimerRouter
 from rocketshim.worker.timer_state import OwnedTimers, TimerLoader, TimerRules
 from rocketshim.worker.topic_lookup import TopicLookup

@@ -15,8 +15,7 @@ from rocketshim.worker.header_shapes import HeaderShapes
 from rocketshim.worker.hop_writer import HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router, queue_append_ms
-from rocketshim.worker.target_table import TargetTable
-from rocketshim.worker.targets import TargetHealth
+from rocketshim.worker.targets import TargetHealth, TargetTable
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, fire, hopped, is_probe, parked, retried_target
 from rocketshim_topics.levels import DelayLevels

@@ -9,9 +9,7 @@ from confluent_kafka import KafkaException, murmur2
 from rocketshim.errors import ConfigError, WorkerError
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.settings.worker import WorkerSettings
-from rocketshim.worker import target_table
-from rocketshim.worker.target_table import TargetTable
-from rocketshim.worker.targets import NEVER_NS
+from rocketshim.worker.targets import NEVER_NS, TargetTable
 from rocketshim.worker.topic_lookup import Answer
 from rocketshim.worker.worker import DelayWorker
 
@@ -300,7 +298,7 @@ def test_the_error_for_the_new_group_protocol_names_the_setting_that_was_given()
 
 
 def test_a_target_that_records_wait_for_stays_in_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_table, "_MOST_TARGETS", 5)
+    monkeypatch.setattr("rocketshim.worker.targets._MOST_TARGETS", 5)
     targets, lookup = TargetTable(lambda *_, **__: None), Lookup(None)
     asked: list[Answer] = []
     lookup.answers = lambda: iter(asked)  # type: ignore[method-assign]
