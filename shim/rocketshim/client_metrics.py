@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from confluent_kafka import KafkaException
 
-from rocketshim.core.histogram import Histogram
-from rocketshim.health import Metric, families
+from rocketshim.health import Histogram, Metric, families
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as PrometheusMetric

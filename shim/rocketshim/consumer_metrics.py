@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rocketshim.core.histogram import Histogram
 from rocketshim.core.listener_answers import ConsumeReturnType
 from rocketshim.core.next_hop import HopKind
-from rocketshim.health import LoopState, Metric
+from rocketshim.health import Histogram, LoopState, Metric
 
 __all__ = [
     "ConsumerQueueState", "ConsumerState", "DispatchCounts", "FailureCounts", "OrderlyCounts", "SendBackCounts",

@@ -21,10 +21,12 @@ import platform
 import re
 import socket
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 import confluent_kafka
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as PrometheusMetric
 
 __all__ = [
-    "HealthServer", "LoopState", "Metric", "Shown", "address", "build_info", "families", "metrics_text", "serving",
+    "HealthServer", "Histogram", "LoopState", "Metric", "Shown", "address", "build_info", "families", "metrics_text",
+    "serving",
 ]  # fmt: skip
 
 _LOG = safe_logger("rocketshim.health")
@@ -138,6 +141,50 @@ class Metric:
     kind: str
     about: str
     samples: tuple[tuple[str, Mapping[str, str], float], ...]
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of values by bucket, as Prometheus' histograms. The owner's thread writes, any thread may copy.
+
+    `bounds` are upper bounds, ascending; one more bucket is above the last.
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value, several times if that many things share it."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def add_all(self, values: list[float]) -> None:
+        """Count values; they are sorted in place, so that many of them are counted by a few searches."""
+        values.sort()
+        self.total += sum(values)
+        below = 0
+        for bucket, bound in enumerate(self.bounds):
+            if below == len(values):
+                return
+            upto = bisect_right(values, bound, below)
+            self.counts[bucket] += upto - below
+            below = upto
+        self.counts[-1] += len(values) - below
+
+    def copy(self) -> "Histogram":
+        """Return a copy for another thread."""
+        return replace(self, counts=list(self.counts))
+
+    def samples(self) -> list[tuple[str, dict[str, str], float]]:
+        """Return suffix, labels and value of each sample in Prometheus' form."""
+        below = list(accumulate(self.counts))
+        bounds = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        buckets = [("_bucket", {"le": bound}, float(count)) for bound, count in zip(bounds, below, strict=True)]
+        return [*buckets, ("_sum", {}, self.total), ("_count", {}, float(below[-1]))]
 
 
 def families(metrics: Iterable[Metric]) -> Iterable["PrometheusMetric"]:

@@ -245,24 +245,24 @@ class HopWriter:
 
     def count_stored(self, batch: HopBatch, now_ns: int, unstored: Container[int] = ()) -> None:
         """Count the records of a batch as stored, but not those at these positions; log those that were diverted."""
-        group, flight = batch.group, batch.flight
+        group, flight, counts = batch.group, batch.flight, self._counts
         stored = [at for at in range(len(batch.indexes)) if at not in unstored]
         records = [flight.due.records[batch.indexes[at]] for at in stored]
         if group.kind is Kind.DELIVER:
-            self._counts.delivered += len(stored)
+            counts.delivered += len(stored)
             clock_ms = flight.due.clock_ms(now_ns)
-            self._counts.observe_lateness([clock_ms - batch.dues_ms[at] for at in stored])
+            counts.lateness.add_all([(clock_ms - batch.dues_ms[at]) / 1e3 for at in stored])
             if group.target is not None:
                 group.target.record_success()
         elif group.kind in {Kind.REQUEUE, Kind.NEXT}:
-            self._counts.hopped += len(stored)
+            counts.hopped += len(stored)
         elif group.kind is Kind.RE_APPEND:
-            self._counts.re_appended += len(stored)
+            counts.re_appended += len(stored)
             for record in records:
                 self._alarm(re_append_event(group.reason), record=coordinates(record), error=group.reason)
         elif group.kind is Kind.PARK:
             for record in records:
-                self._counts.count_parked(group.reason)
+                counts.count_parked(group.reason)
                 self._alarm("worker.parked", reason=group.reason, record=coordinates(record))
         self._forget(records)
 

@@ -3,7 +3,6 @@
 `rocketshim.health` serves the state and the metrics, and defines live and ready.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -14,7 +13,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.log_limits import RepeatedErrors
 from rocketshim.core.named_timers import Change, Command, Effect
 from rocketshim.core.worker_notes import NOT_ALLOWED
-from rocketshim.health import LoopState, Metric
+from rocketshim.health import Histogram, LoopState, Metric
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
@@ -22,7 +21,6 @@ from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.log_format import ALARM_EVENTS
 
 __all__ = [
-    "LATENESS_BOUNDS_MS",
     "PARK_REASONS",
     "Alarms",
     "QueueState",
@@ -37,8 +35,9 @@ _MOST_LINES: Final = 20  # of an event in a second
 _NS_PER_MS: Final = 1_000_000
 _REPEATED: Final = frozenset({"worker.commit-failed", "worker.metadata-failed", "worker.probe-failed"})
 
-LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
-"""Upper bounds of the buckets of lateness (from due to delivered), in ms; one more bucket is above the last."""
+_LATENESS_BOUNDS_S: Final = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0,
+)  # fmt: skip
 
 PARK_REASONS: Final = (
     "bad-header-key", "bad-number", "due-too-late", "duplicate-header", "forbidden-target", "hop-refused",
@@ -65,8 +64,7 @@ class WorkerCounts:
         parked: number of parked records by reason, up to the reason's first colon.
         aborted: transactions aborted.
         recycled: producers replaced.
-        lateness: number of deliveries in each bucket of `LATENESS_BOUNDS_MS`.
-        lateness_sum_ms: sum of all latenesses.
+        lateness: seconds from due to stored at the target, of each delivery.
     """
 
     delivered: int = 0
@@ -81,8 +79,7 @@ class WorkerCounts:
     checks: int = 0
     aborted: int = 0
     recycled: int = 0
-    lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
-    lateness_sum_ms: int = 0
+    lateness: Histogram = field(default_factory=lambda: Histogram(_LATENESS_BOUNDS_S))
 
     def copy(self) -> "WorkerCounts":
         """Return a copy for another thread."""
@@ -91,7 +88,7 @@ class WorkerCounts:
             parked=dict(self.parked),
             alarms=dict(self.alarms),
             timers=dict(self.timers),
-            lateness=list(self.lateness),
+            lateness=self.lateness.copy(),
         )
 
     def count_parked(self, reason: str) -> None:
@@ -105,19 +102,6 @@ class WorkerCounts:
         self.timers[command, is_effective] = self.timers.get((command, is_effective), 0) + 1
         self.timers_replaced += command == Command.SET.value and change.before is not None
         self.checks += change.effect is Effect.ASK
-
-    def observe_lateness(self, late_ms: list[int]) -> None:
-        """Count deliveries by their lateness in ms."""
-        late_ms.sort()
-        self.lateness_sum_ms += sum(late_ms)
-        below = 0
-        for bucket, bound in enumerate(LATENESS_BOUNDS_MS):
-            if below == len(late_ms):
-                return
-            upto = bisect_right(late_ms, bound, below)
-            self.lateness[bucket] += upto - below
-            below = upto
-        self.lateness[-1] += len(late_ms) - below
 
 
 def re_append_event(reason: str) -> str:
@@ -300,13 +284,7 @@ def _counters(counts: WorkerCounts) -> Iterable[_Family]:
     yield "timer_commands_total", "counter", "commands for named timers", commands
     yield _one("timers_replaced_total", "counter", "messages with a name that were replaced", counts.timers_replaced)
     yield _one("transaction_checks_total", "counter", "questions to producers of half messages", counts.checks)
-    below, buckets = 0, []
-    for bound, count in zip(LATENESS_BOUNDS_MS, counts.lateness, strict=False):
-        below += count
-        buckets.append(("_bucket", {"le": f"{bound / 1e3:g}"}, float(below)))
-    total = float(below + counts.lateness[-1])
-    whole = [("_bucket", {"le": "+Inf"}, total), ("_sum", {}, counts.lateness_sum_ms / 1e3), ("_count", {}, total)]
-    yield "lateness_seconds", "histogram", "from due to stored at the target", [*buckets, *whole]
+    yield "lateness_seconds", "histogram", "from due to stored at the target", counts.lateness.samples()
 
 
 def _gauges(state: WorkerState) -> Iterable[_Family]:

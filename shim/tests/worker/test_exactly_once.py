@@ -93,7 +93,7 @@ def test_a_transaction_that_turns_out_to_be_committed_is_counted(sim: Any) -> No
     sim.schedule(topic="__nobody")
     sim.run(worker, 4_000)
     assert (len(values(sim)), len(sim.parked())) == (1, 1)
-    assert worker.counts.delivered == sum(worker.counts.lateness) == 1
+    assert worker.counts.delivered == sum(worker.counts.lateness.counts) == 1
     assert worker.counts.parked == {"forbidden-target": 1}
     assert worker.counts.alarms["worker.parked"] == 1
 

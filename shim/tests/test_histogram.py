@@ -1,9 +1,10 @@
 """A histogram counts each value in the first bucket whose bound is not below it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.histogram import Histogram
+from rocketshim.health import Histogram
 
 
 def test_samples_are_cumulative_and_end_with_everything() -> None:
@@ -35,3 +36,13 @@ def test_each_bucket_has_the_values_up_to_its_bound(values: list[float]) -> None
         histogram.add(value)
     expected = [sum(value <= bound for value in values) for bound in bounds]
     assert [value for suffix, _, value in histogram.samples() if suffix == "_bucket"] == [*expected, len(values)]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 0.7, 1.0, 2.0, 3.0])))
+def test_values_that_are_added_together_count_as_one_by_one(values: list[float]) -> None:
+    one_by_one, together = Histogram((0.5, 1.0, 2.0)), Histogram((0.5, 1.0, 2.0))
+    for value in values:
+        one_by_one.add(value)
+    together.add_all([*values])
+    assert together.counts == one_by_one.counts
+    assert together.total == pytest.approx(one_by_one.total)
