@@ -173,6 +173,30 @@ def test_no_page_is_wider_than_a_phone_and_ids_stay_in_one_line(visit: Opener) -
         assert seen.complaints == []
 
 
+def test_the_last_hour_is_drawn_on_the_overview_and_for_each_group_in_both_colours_and_on_a_phone(
+    visit: Opener, dead: str
+) -> None:
+    with visit() as seen:
+        page = seen.page
+        seen.open("/")
+        curves = page.get_by_role("img", name="the last")
+        expect(curves).to_have_count(6)  # the second point is there after 30 s; the page refreshes itself
+        for path, least in (("/", 6), ("/groups", 2), (f"/groups/{dead}", 4)):
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                seen.open(path)  # a page that is open changes its colours slowly
+                assert curves.count() >= least, path
+                colours = page.locator("svg.spark path").first.evaluate(
+                    "path => [getComputedStyle(path).stroke, getComputedStyle(document.body).backgroundColor]"
+                )
+                assert colours[0] != colours[1]
+                assert _unreadable(page) == []
+            for width in (390, 1280):
+                page.set_viewport_size({"width": width, "height": 844})
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        assert (seen.foreign, seen.complaints) == ([], [])
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_operator_sends_a_message_and_finds_it_whole(

@@ -1,12 +1,14 @@
 """What the sampler and the doctor know of the cluster: overview, groups, workers, findings; and what waits.
 
+A sparkline shows the last hour, as far as the sampler has seen it: a gap is where nobody watched.
+
 The histogram of delayed and retried messages reads no record. A queue's records are appended in order, and each leaves
 one fixed delay after it was appended. So "what leaves before 14:00" is "what was appended before 14:00 minus the
 delay", and Kafka finds that offset by its time index: one request for each bar, for all queues together.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +30,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.finding import Installation
 from rocketshim.observe.groups import GroupReader
+from rocketshim.observe.history import GAP_MS, HOUR_MS, History, Series
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, Snapshot, WaitingRecord, conflicts, waiting_record
 from rocketshim.observe.tables import levels_table
 from rocketshim.observe.verdict import verdict
@@ -40,6 +43,7 @@ from rocketshim_topics.wire import headers_shown
 __all__ = [
     "EDGES",
     "DoctorVisits",
+    "Sparkline",
     "doctor",
     "group",
     "groups",
@@ -47,16 +51,68 @@ __all__ = [
     "listed",
     "overview",
     "retries",
+    "sparkline",
     "tiles",
     "waiting",
     "workers",
 ]
 
 _ON_A_PAGE: Final = 50
+_MOST_CURVES: Final = 100
+_LEAST_SPAN_MS: Final = 600_000
+"""Of a curve: the first minutes are not spread over its whole width."""
+_OF_A_GROUP: Final[dict[Series, str]] = {
+    "read": "read a second",
+    "behind": "offsets behind",
+    "retries": "retries a minute",
+    "dead": "new dead letters a minute",
+}
+_OF_ALL: Final[dict[Series, str]] = {**_OF_A_GROUP, "waiting": "waiting messages", "parked": "newly parked a minute"}
 EDGES: Final = (
     *((0, "due now"), (10_000, "10 s"), (60_000, "1 min"), (300_000, "5 min"), (900_000, "15 min")),
     *((1_800_000, "30 min"), (3_600_000, "1 h"), (7_200_000, "2 h"), (21_600_000, "6 h"), (86_400_000, "1 d")),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """A curve of the last hour, or of what is known of it, to the scale of its largest value."""
+
+    label: str  # what it shows, in words and numbers; `""`: there is nothing to show
+    path: str  # of SVG, in a field of 120 by 24
+    now: str  # the newest value; `–`: not known
+
+
+def sparkline(what: str, points: Sequence[tuple[int, float]], now_ms: int) -> Sparkline:
+    """Return the curve of these times and values; it is broken where values are missing."""
+    if not points:
+        return Sparkline("", "", "–")
+    values = [value for _, value in points]
+    most, path, before_ms = max(values) or 1.0, "", -GAP_MS
+    span_ms = max(_LEAST_SPAN_MS, now_ms - points[0][0])
+    for at_ms, value in points:
+        x, y = round(120 - 120 * (now_ms - at_ms) / span_ms, 1), round(23 - 22 * value / most, 1)
+        path += f"L{x} {y}" if at_ms - before_ms < GAP_MS else f"M{x} {y}h0"  # a dot, unless it goes on
+        before_ms = at_ms
+    now = _amount(values[-1]) if now_ms - before_ms < GAP_MS else "–"
+    minutes = max(1, round((now_ms - points[0][0]) / 60_000))
+    label = f"{what}, the last {minutes} min: now {now}, most {_amount(max(values))}, least {_amount(min(values))}"
+    return Sparkline(label, path, now)
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0") if value < 10 else f"{value:,.0f}"
+
+
+def _curves(history: History, snapshot: Snapshot | None, what: dict[Series, str], group: str | None = None) -> Any:
+    """Return a curve for each of these series, of all groups or of one."""
+    now_ms = 0 if snapshot is None else snapshot.at_ms
+    of = "" if group is None else f"{group}: "
+    since_ms = now_ms - HOUR_MS
+    return {
+        name: sparkline(of + text, history.series(name, group, since_ms=since_ms), now_ms)
+        for name, text in what.items()
+    }
 
 
 def waiting(request: Request) -> Response:
@@ -185,13 +241,21 @@ def _now(request: Request) -> dict[str, Any]:
     visits: DoctorVisits = request.app.state.doctor
     snapshot = visits.console.snapshot()
     is_known = snapshot is not None and snapshot.error is None
-    return {"snapshot": snapshot, "findings": visits.on_overview(snapshot) if snapshot and is_known else None}
+    findings = visits.on_overview(snapshot) if snapshot and is_known else None
+    curves = _curves(visits.console.sampler.history, snapshot, _OF_ALL)
+    return {"snapshot": snapshot, "findings": findings, "curves": curves}
 
 
 def groups(request: Request) -> Response:
     """List the groups that use rocketshim."""
     console = Console.of(request)
-    return console.page(request, "groups.html", snapshot=console.snapshot(), command=console.command("group ls"))
+    snapshot = console.snapshot()
+    shown = () if snapshot is None else snapshot.groups[:_MOST_CURVES]
+    row: dict[Series, str] = {"read": _OF_A_GROUP["read"], "behind": _OF_A_GROUP["behind"]}
+    curves = {each.group: _curves(console.sampler.history, snapshot, row, each.group) for each in shown}
+    return console.page(
+        request, "groups.html", snapshot=snapshot, curves=curves, most=_MOST_CURVES, command=console.command("group ls")
+    )
 
 
 def group(request: Request) -> Response:
@@ -210,6 +274,7 @@ def group(request: Request) -> Response:
         "group.html",
         group=name,
         snapshot=snapshot,
+        curves=_curves(console.sampler.history, snapshot, _OF_A_GROUP, name),
         partitions=(standing or members or GroupStanding(name)).partitions,
         described=members,
         problem=problem,

@@ -2,7 +2,8 @@
 
 One thread looks up offsets, for all who watch: a hundred pages cost as much as one. It starts with the first watcher.
 When nobody has watched for a while it closes its Kafka clients and ends, so an idle console has no traffic at all. A
-round takes long where there are many groups: what the first one found is kept for that while, too.
+round takes long where there are many groups: what the first one found is kept for that while, too. The history of the
+last hour stays, so that it has a gap where nobody watched.
 
 A snapshot is published by one assignment under a condition, which wakes those that wait for a newer one. A round that
 fails publishes the last good values with the error, and the next round tries again with new clients.
@@ -20,6 +21,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, RocketshimError
 from rocketshim.logs import safe_logger
+from rocketshim.observe.history import History
 from rocketshim.observe.snapshot import Earlier, Offsets, Snapshot, WorkerSnapshot, snapshot_of
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -71,6 +73,7 @@ class Sampler:
         self._changed = threading.Condition()
         self._newest: Snapshot | None = None
         self._behind: deque[Earlier] = deque()
+        self.history = History(names)  # the last hour; it outlasts the thread
         self._watchers = 0
         self._unwatched_since_s = 0.0
         self._thread: threading.Thread | None = None
@@ -158,7 +161,8 @@ class Sampler:
                 lookup.close()
 
     def _with_trend(self, snapshot: Snapshot) -> Snapshot:
-        """Return a snapshot with how far behind the groups were up to a minute before."""
+        """Return a snapshot with how far behind the groups were up to a minute before, and note it in the history."""
+        self.history.add(snapshot)
         while self._behind and snapshot.at_ms - self._behind[0].at_ms > _TREND_MS:
             self._behind.popleft()
         earlier = self._behind[0] if self._behind else None

@@ -12,8 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.console import context, observed
 from rocketshim.console.context import Templates
-from rocketshim.console.observed import leaving
+from rocketshim.console.observed import Sparkline, leaving, sparkline
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.history import EVERY_MS
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WorkerSnapshot
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, LeaseEntry, RenewRecord, encode_group_record
@@ -89,6 +90,66 @@ def test_the_histogram_counts_by_append_times_without_reading_a_record(stage: St
     svg = re.search(r"<svg.*</svg>", shown, flags=re.DOTALL)
     assert svg is not None
     assert svg[0] + "\n" == (GOLDEN / "histogram.svg").read_text()
+
+
+def test_a_sparkline_is_drawn_to_scale_with_a_gap_where_nobody_watched_and_says_its_numbers() -> None:
+    now_ms = 10_000_000
+    points = [(now_ms - 3_600_000, 0.0), (now_ms - 3_570_000, 40.0), (now_ms - 60_000, 20.0), (now_ms - 30_000, 4.5)]
+    curve = sparkline("a: read a second", points, now_ms)
+    assert curve.path == "M0.0 23.0h0L1.0 1.0M118.0 12.0h0L119.0 20.5"
+    assert curve.label == "a: read a second, the last 60 min: now 4.5, most 40, least 0"
+    assert curve.now == "4.5"
+    shown = Templates("", lambda: 0).drawn("spark", curve)
+    svg = re.search(r"<svg.*</svg>", shown, flags=re.DOTALL)
+    assert svg is not None
+    assert svg[0] + "\n" == (GOLDEN / "sparkline.svg").read_text()
+
+
+def test_a_curve_without_a_change_is_a_line_and_a_single_point_is_a_dot() -> None:
+    assert sparkline("x", [(0, 0.0), (30_000, 0.0)], 30_000).path == "M114.0 23.0h0L120.0 23.0"
+    assert sparkline("x", [(0, 1_234.0)], 0) == Sparkline(
+        "x, the last 1 min: now 1,234, most 1,234, least 1,234", "M120.0 1.0h0", "1,234"
+    )
+    assert sparkline("x", [], 0) == Sparkline("", "", "–")
+
+
+def test_what_was_before_a_rest_is_not_called_now() -> None:
+    assert "now –, most 7" in sparkline("x", [(0, 7.0), (30_000, 7.0)], 1_200_000).label
+
+
+def test_the_overview_and_the_pages_of_groups_show_the_last_hour(stage: Stage) -> None:
+    stage.kafka.append(RETRY, b"x", partition=0, headers=dead_letter(1))
+    commit(stage, "payments", RETRY, 0, 0)
+    browser = stage.browser()
+    for page in ("/", "/groups", "/groups/payments"):
+        seen = browser.get(page).text
+        assert "they begin 30 s after the first one" in text_of(seen)
+        assert '<svg class="spark"' not in seen
+    [console] = stage.consoles
+    snapshot = console.snapshot()
+    for step in range(1, 4):
+        [standing] = snapshot.groups
+        moved = replace(standing, partitions=tuple(replace(each, position=30 * step) for each in standing.partitions))
+        console.sampler.history.add(replace(snapshot, at_ms=snapshot.at_ms + step * EVERY_MS, groups=(moved,)))
+    overview = browser.get("/tiles").text
+    assert len(re.findall(r'<svg class="spark" role="img" aria-label="[^"]+: now [^"]+"', overview)) == 6
+    assert "Read 1 a second" in text_of(overview)
+    assert "they begin" not in overview
+    listed = browser.get("/groups").text
+    assert 'aria-label="payments: read a second, the last ' in listed
+    assert 'aria-label="payments: offsets behind, the last ' in listed
+    one = browser.get("/groups/payments").text
+    assert one.count('<svg class="spark"') == 4
+    assert 'aria-label="payments: retries a minute, the last ' in one
+
+
+def test_no_more_than_a_hundred_groups_of_a_list_have_curves(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "_MOST_CURVES", 0)
+    stage.kafka.append(RETRY, b"x", partition=0, headers=dead_letter(1))
+    commit(stage, "payments", RETRY, 0, 0)
+    seen = text_of(stage.browser().get("/groups").text)
+    assert "payments 1 " in seen
+    assert "The first 0 groups have curves" in seen
 
 
 def test_waiting_records_are_listed_by_target_and_condition(stage: Stage) -> None:

@@ -86,6 +86,18 @@ def test_what_was_due_after_a_slow_round_had_begun_is_not_late() -> None:
     assert (snapshot.waiting, snapshot.late_ms) == (1, 0)
 
 
+def test_the_last_hour_is_noted_and_outlasts_the_thread() -> None:
+    clock = VirtualClock()
+    with Sampler(lambda: SlowRound(clock), NAMES, LEVELS, every_s=0.0, idle_s=0.0, clock=clock) as sampling:
+        with sampling.watch() as watch:
+            newest = None
+            for _ in range(3):
+                newest = watch.wait_newer(newest, PATIENCE_S)
+                assert newest is not None
+        sampling.close()
+        assert [value for _, value in sampling.history.series("waiting")][:2] == [1, 1]
+
+
 class EndlessRound:
     """A look-up of requests without an end."""
 
