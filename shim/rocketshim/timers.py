@@ -1,4 +1,4 @@
-"""What `Producer.outcome` returns: `TimerOutcome`, whose `fate` is a `TimerFate`. A program may need their names."""
+"""The public names of what `Producer.outcome` returns; the classes are in `core.timer_history`."""
 
 from rocketshim.core.timer_history import TimerFate, TimerOutcome
 

@@ -49,6 +49,10 @@ def test_what_decides_exists(name: str) -> None:
     assert pkgutil.resolve_name(path) is not None
 
 
+def test_each_decision_has_an_answer() -> None:
+    assert [each.question for each in decisions() if not each.answer] == []
+
+
 def test_decisions_are_found_in_docstrings() -> None:
     found = {each.question: each for each in decisions()}
     lane = found["Which lane has a record?"]

@@ -248,6 +248,10 @@ def redriven_record(
 class Planner:
     """Makes a plan from dead letters or parked records, passed in the order of offsets within each partition.
 
+    Decides: Which of the chosen dead letters are held back in a plan, and why? Those already sent or discarded, and
+        repeats of the same failed attempt; those that are malformed, have no body or no target, or were sent again too
+        often. Which are chosen: `admin.record_filter`.
+
     Args:
         source: their physical topic.
         rules: what to do.
@@ -358,11 +362,7 @@ class Planner:
     def _judged(
         self, record: Record, envelope: Envelope, malformed: str | None, opened: Record | None
     ) -> tuple[str, str | None]:
-        """Return the target of a dead letter, or why it is held back.
-
-        Decides: Which dead letters are held back in a plan, and why? Those already sent, malformed, or by reference
-            (there is no body to send), and others that it names.
-        """
+        """Return the target of a dead letter, or why it is held back."""
         if self._parked_to is not None:  # the worker evaluates it again, malformed or not
             if envelope.timer_do is not None and record.value() is None:
                 return "", "no-message"

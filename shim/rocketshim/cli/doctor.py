@@ -10,9 +10,10 @@ from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import CHECKS, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
-from rocketshim.cli.findings import counts, has_problem, show_findings
+from rocketshim.cli.findings import counts, show_findings
 from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, seconds
 from rocketshim.core.user_values import one_line
+from rocketshim.observe.finding import has_problem
 
 app = typer.Typer()
 

@@ -9,14 +9,9 @@ from rich.text import Text
 from rocketshim.core.user_values import one_line
 from rocketshim.observe.finding import Finding, Severity
 
-__all__ = ["counts", "has_problem", "show_findings"]
+__all__ = ["counts", "show_findings"]
 
 _COLOURS: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
-
-
-def has_problem(found: Iterable[Finding]) -> bool:
-    """Return whether something is wrong: a note alone is no problem."""
-    return any(finding.severity is not Severity.NOTE for finding in found)
 
 
 def show_findings(found: Iterable[Finding]) -> None:

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import WatchedGroups
-from rocketshim.cli.findings import counts, has_problem, show_findings
+from rocketshim.cli.findings import counts, show_findings
 from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, WorkerUrls, output, seconds
 from rocketshim.core.user_values import one_line
 from rocketshim.errors import BrokerUnavailableError
-from rocketshim.observe.finding import Finding
+from rocketshim.observe.finding import Finding, has_problem
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.tables import summary
 from rocketshim.observe.verdict import verdict

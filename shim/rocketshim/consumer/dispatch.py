@@ -253,7 +253,7 @@ class Dispatch(ABC, Generic[QueueT]):
 
         Messages of the `others` are handed out meanwhile.
 
-        Decides: Is a message withheld because its partition is revoked?
+        Decides: Is a message withheld because its partition is revoked? Yes; what listeners have may end in time.
         """
         self.withhold(queues)
         while any(not queue.is_drained for queue in queues):

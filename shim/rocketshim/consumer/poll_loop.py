@@ -6,9 +6,9 @@ the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
 
 * User code is never called here, and nothing here blocks on a listener for longer than a fraction of a second.
 * The consumer is polled at least twice a second, so that a slow listener never costs the membership of the group. A
-  queue with too many buffered messages is paused (`flow_control`). Before that the listeners get 50 ms to catch up, or
-  half a second while all of them have work, because a pause discards what librdkafka has fetched. Each time messages
-  leave a queue, the loop checks whether it may be resumed.
+  queue with too many buffered messages is paused (`core.partition.must_pause`). Before that the listeners get 50 ms
+  to catch up, or half a second while all of them have work, because a pause discards what librdkafka has fetched. Each
+  time messages leave a queue, the loop checks whether it may be resumed.
 * No message of a partition is handed out before its start is known and committed (`PartitionReader.start`).
 * Commits are the offsets after the longest finished prefixes, at an interval, and at revoke, suspend and close.
   `core.partition` prevents them from going backwards.

@@ -330,7 +330,8 @@ class LevelQueue(Generic[RecordT]):
     def asks_for_probe(self, now_ns: int) -> bool:
         """Return whether to send a probe into this partition now; true at most once a second until `probed`.
 
-        Decides: Is a probe needed?
+        Decides: Is a probe needed? If the first record has waited long enough by our clock, and no append time proves
+            that the leader's clock has gone on as far.
         """
         if self._nothing_to_do(now_ns) or self.has_due(now_ns):
             return False

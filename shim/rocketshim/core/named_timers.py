@@ -18,7 +18,8 @@ A message may recur. Its FIRE delivers it and sets the next occurrence, which ha
 its NOW delivers it and changes nothing. The half message of a transaction is never delivered by a FIRE: that asks the
 producers, and sets it again in the same way, or gives it up after the last question. COMMIT is NOW, ROLLBACK is CANCEL.
 
-A CANCEL or SET with a lower offset than a FIRE always wins, and one with a higher offset always comes too late.
+A CANCEL or SET with a lower offset than a FIRE always wins. One with a higher offset is too late for the message of
+that FIRE; it still ends or replaces a next occurrence, and a SET begins anew.
 
 What is known is rebuilt from a compacted topic, which may be ahead of the position from which commands are read again:
 the owner before stored what a command did, then the state, then its position, and may have ended between two of these.
@@ -270,7 +271,7 @@ class TimerTable:
             checks_left: of a half message, how often its producers may still be asked; None: it is none.
             era: of a FIRE, in which its generation was set; None: it is not known, and does not count.
 
-        Decides: Which generation of a named timer is delivered, if any?
+        Decides: Which generation of a named timer is delivered, if any? The pending one, by the table of this module.
         """
         pending = self.pending(name)
         if offset <= self._known(name):

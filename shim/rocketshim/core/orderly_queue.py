@@ -480,7 +480,8 @@ class OrderlyQueue:
 
     Source: `ProcessQueue` (`consumingMsgOrderlyTreeMap`), `ConsumeMessageOrderlyService` of RocketMQ.
 
-    Decides: Which message of an orderly queue comes next?
+    Decides: Which message of an orderly queue comes next? The first one that has not succeeded; with `key_of`,
+        the first one of a key that waits for no failed message.
     """
 
     __slots__ = (
@@ -758,6 +759,7 @@ class OrderlyQueue:
         """Put messages back in front and let their backlog wait.
 
         Decides: How long does an orderly queue wait, and what waits behind a failed message (with `order="key"`, too)?
+            As long as the listener asks, else `suspend_ms`; the whole queue, or the messages with the same key.
         """
         asked_ms = self._suspend_ms if answer.suspend_ms < 0 else answer.suspend_ms
         until_ms = now_ms + min(max(asked_ms, SUSPEND_MIN_MS), SUSPEND_MAX_MS)

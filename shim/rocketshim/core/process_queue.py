@@ -16,7 +16,7 @@ Rules of this file (RocketMQ's `ProcessQueue`, for a log with holes and for hand
 * After `drop` the queue returns nothing any more: its partition belongs to another consumer. Late results are ignored;
   the new owner gets the messages again.
 
-Flow control by count, size and span reads this object; `flow_control` decides.
+Flow control by count, size and span reads this object; `core.partition.must_pause` decides.
 """
 
 from collections import deque

@@ -125,7 +125,7 @@ class TimerHistory:
     def fate(self, generation: int | None = None) -> tuple[TimerFate, TimerEvent | None]:
         """Return what became of a generation (None: of the last one), and the command that decided it.
 
-        Decides: What became of a message with a name?
+        Decides: What became of a message with a name? What the command did that ended it; as long as none has: pending.
         """
         generation = self.last if generation is None else generation
         begin = next((each for each in self.events if each.offset == generation), None)

@@ -1,6 +1,7 @@
 """One problem, and the commands that fix it."""
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,7 +10,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Finding", "Installation", "Severity"]
+__all__ = ["Finding", "Installation", "Severity", "has_problem"]
 
 
 class Severity(StrEnum):
@@ -39,6 +40,14 @@ class Finding:
     def line(self) -> str:
         """Return what is wrong in one line."""
         return one_line(f"{self.severity:8}{self.check}  {self.subject}: {self.what}")
+
+
+def has_problem(found: Iterable[Finding]) -> bool:
+    """Return whether something is wrong.
+
+    Decides: Which findings give `rocketshim status` and `doctor` exit code 2? Errors and warnings; notes alone do not.
+    """
+    return any(finding.severity is not Severity.NOTE for finding in found)
 
 
 @dataclass(frozen=True, slots=True)

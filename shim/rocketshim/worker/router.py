@@ -185,7 +185,7 @@ class Router:
         not accept them; `""`: their targets are tried.
 
         Decides: Is a due record delivered, hopped, re-appended, parked (malformed, forbidden …) or skipped, or does it
-            wait for a look-up?
+            wait for a look-up? By the rules at the top of this file, in their order.
         """
         indexes = range(len(due.records)) if indexes is None else indexes
         records = due.records if len(indexes) == len(due.records) else [due.records[index] for index in indexes]
@@ -265,7 +265,12 @@ class Router:
         return groups
 
     def _route_closely(self, each: _DueRecord, clock_ms: int, now_ns: int, re_append_reason: str) -> HopGroup:
-        """Return where a record goes that may not take the usual ways."""
+        """Return where a record goes that may not take the usual ways.
+
+        Decides: What if the target of a record does not exist? The record is re-appended, as for a target that refuses,
+            and parked after the last try (unknown-topic). That a topic does not exist is looked up again after a second
+            (`worker.targets.TargetTable`). A record without a target is parked before (missing-header:REAL_TOPIC).
+        """
         route = each.route
         if each.due_ms - clock_ms > self._max_delay_ms and not each.shape.recurs:
             return self._park(each.index, each.record, "due-too-late")
@@ -386,13 +391,7 @@ class Router:
         return HopGroup(Kind.PARK, out.topic, reason=reason, first=(index, out.value, out.key, out.headers, 0))
 
     def _route_to(self, real_topic: bytes | None, group: bytes | None) -> _Route:
-        """Return the route of records with these values of `REAL_TOPIC` and `CONSUMER_GROUP`; None: no such header.
-
-        Decides: What if a record names no target, or one that does not exist? Without a target it is parked immediately
-            (missing-header:REAL_TOPIC). If the target does not exist, `worker.router.Router._route_closely` re-appends
-            it as for a target that refuses, and parks it after the last try (unknown-topic). That a topic does not
-            exist is looked up again after a second (`worker.targets.TargetTable`).
-        """
+        """Return the route of records with these values of `REAL_TOPIC` and `CONSUMER_GROUP`; None: no such header."""
         route = self._routes.get((real_topic, group))
         if route is None:
             name, topic = _text(real_topic), ""

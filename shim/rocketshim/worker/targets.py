@@ -65,7 +65,7 @@ NEVER_NS: Final = 1 << 62
 class TargetHealth:
     """One physical topic to which the worker writes. All instants are monotonic, in ns.
 
-    Decides: How long is a target avoided?
+    Decides: How long is a target avoided? A second, twice as long with each failure in a row, 30 s at most.
     """
 
     topic: str

@@ -79,7 +79,7 @@ def delayed_record(
         MessageError: the delay is longer than `max_delay_ms`, or the topic belongs to the shim: senders cannot
             schedule messages for it. Or the message has a name and no delay.
 
-    Decides: Is a delay given as a level or in ms?
+    Decides: Is a delay given as a level or in ms? As the sender gave it; a level is stored with its milliseconds.
     """
     counted_ms = now_ms if now_ms is not None else born_ms if sender_ms is None else sender_ms
     envelope = _scheduled(message, levels, max_delay_ms=max_delay_ms, now_ms=counted_ms)

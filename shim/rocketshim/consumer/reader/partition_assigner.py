@@ -55,7 +55,8 @@ class TopicAssigner:
 
     `members` returns the client ids of the live members. Nothing is wanted until this member is one of them.
 
-    Decides: Which partitions does a consumer read that allocates itself, or in BROADCASTING?
+    Decides: Which partitions does a consumer read that allocates itself, or in BROADCASTING? The share that the
+        allocation gives its client id among the live members; all of them.
     """
 
     def __init__(
