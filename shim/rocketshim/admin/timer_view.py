@@ -1,7 +1,6 @@
 """What became of a named timer, in words, and which names are chosen: for commands and pages."""
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -9,7 +8,7 @@ from typing import Any, ClassVar
 from rocketshim.admin.record_view import time_text
 from rocketshim.admin.times import time_ms
 from rocketshim.core.named_timers import Command, Effect
-from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate, TimerHistory
+from rocketshim.core.timer_history import TimerEvent, TimerFate, TimerHistory
 from rocketshim.errors import ConfigError
 from rocketshim_topics import parse_duration_ms
 from rocketshim_topics.durations import duration_text
@@ -35,14 +34,14 @@ def from_now(at_ms: int, now_ms: int) -> str:
     return duration_text(at_ms - now_ms) if at_ms >= now_ms else f"{duration_text(now_ms - at_ms)} ago"
 
 
+def _utc(at_ms: int) -> str:
+    return f"{time_text(at_ms)} UTC"
+
+
 class FoundTimer:
     """What the log says of one name."""
 
     words: ClassVar[dict[Command, str]] = {}  # other names of commands
-
-    @staticmethod
-    def check_kind(name: str, state: PendingTimer | None, events: Iterable[TimerEvent] = ()) -> None:
-        """Raise `ConfigError` if a name is of another kind."""
 
     def __init__(self, topic: str, name: str, history: TimerHistory) -> None:
         self.topic = topic
@@ -52,18 +51,29 @@ class FoundTimer:
         self.due_ms = history.due_ms(history.last)
 
     @property
+    def is_half(self) -> bool:
+        """Whether it is a message in a transaction, which its producers end, or `rocketshim tx`."""
+        stored = self.history.stored
+        return bool(stored is not None and stored.asks) or any(each.asks for each in self.history.events)
+
+    def check_kind(self) -> None:
+        """Raise `ConfigError` if the name is of another kind."""
+        if self.is_half:
+            raise ConfigError(f"{self.name!r:.80} is the id of a message in a transaction: see `rocketshim tx`")
+
+    @property
     def outcome(self) -> str:
         """What became of the last message."""
         fate, event = self.history.fate()
-        begins = "" if self.history.begins_ms is None else f"; the log begins at {time_text(self.history.begins_ms)}"
+        begins = "" if self.history.begins_ms is None else f"; the log begins at {_utc(self.history.begins_ms)}"
         if fate is TimerFate.PENDING:
             now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
             why = "" if due_ms >= now_ms else "; is a worker running, or was it parked?"
             when = from_now(due_ms, now_ms)
-            return f"pending, due at {time_text(due_ms)} ({when if why else f'in {when}'}){why}"
+            return f"pending, due at {_utc(due_ms)} ({when if why else f'in {when}'}){why}"
         if event is None or fate is TimerFate.UNKNOWN:
             return f"unknown: the log has no message of this name{begins}"
-        return f"{fate.value} at {time_text(event.stored_ms)}"
+        return f"{fate.value} at {_utc(event.stored_ms)}"
 
     def effect(self, event: TimerEvent) -> str:
         """What a command did."""
@@ -71,12 +81,12 @@ class FoundTimer:
             case None:
                 return "unknown, as the log does not have what was pending before"
             case Effect.SCHEDULE:
-                replaced = "" if event.before is None else f", replaces that of {event.before}"
+                replaced = "" if event.before is None else f", replaces that of offset {event.before}"
                 return f"waits until {time_text(event.due_ms)}{replaced}"
             case Effect.FORGET:
-                return f"in time: that of {event.before} is not delivered"
+                return f"in time: that of offset {event.before} is not delivered"
             case Effect.DELIVER | Effect.DELIVER_PENDING:
-                return f"delivers that of {event.before}"
+                return f"delivers that of offset {event.before}"
             case Effect.ASK:
                 return f"asks the producers, and again at {time_text(event.due_ms)}"
             case Effect.GIVE_UP:
@@ -86,14 +96,14 @@ class FoundTimer:
 
     def _nothing(self, event: TimerEvent) -> str:
         if event.command is Command.SET_IF_ABSENT:
-            return f"dropped: that of {event.before} is pending"
+            return f"dropped: that of offset {event.before} is pending"
         if event.command is Command.FIRE:
-            return "dropped: it was cancelled, replaced or delivered before"
+            return "nothing: the message was cancelled, replaced or delivered before"
         before = [each for each in self.history.events if each.offset < event.offset]
         ended = next((each for each in reversed(before) if each.effect not in {None, Effect.NOTHING}), None)
         if ended is None or ended.effect is Effect.FORGET:
             return "nothing: no message was pending"
-        return f"too late: {'parked' if ended.effect is Effect.GIVE_UP else 'delivered'} by {ended.offset}"
+        return f"too late: {'parked' if ended.effect is Effect.GIVE_UP else 'delivered'} by offset {ended.offset}"
 
     def cells(self, event: TimerEvent) -> list[str]:
         """A row of the table."""

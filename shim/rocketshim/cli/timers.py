@@ -23,8 +23,16 @@ from rocketshim.cli.table import show_table
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerFate
 from rocketshim.errors import RocketshimError, SendError
-from rocketshim.kafka.timer_log import pending_timers, read_histories, read_recurring, read_states
-from rocketshim_topics import Message
+from rocketshim.kafka.timer_log import (
+    UNREAD_MS,
+    pending_timers,
+    read_histories,
+    read_recurring,
+    read_states,
+    unread_since_ms,
+)
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import Message, TopicNames
 from rocketshim_topics.names import init_command
 
 if TYPE_CHECKING:
@@ -82,10 +90,25 @@ def ls(
         return topic in {None, each.topic} and is_named(each.name, name) and not each.asks
 
     with at.reader() as reader:
-        records = counting(reader.read([reader.require(at.names.timer_state)]))
-        pending = sorted(pending_timers(records, is_wanted))
+        pending = stored_timers(reader, at.names, is_wanted)
     rows = (_row(each, now_ms) for each in pending if before_ms is None or each[0] < before_ms)
     show_rows(("topic", "name", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
+
+
+def stored_timers(
+    reader: TopicReader, names: TopicNames, is_wanted: Callable[[PendingTimer], bool]
+) -> list[PendingTimer]:
+    """Return the pending names that the worker has stored; say if it has not read all commands."""
+    records = counting(reader.read([reader.require(names.timer_state)]))
+    found = sorted(pending_timers(records, is_wanted))
+    unread_ms, now_ms = unread_since_ms(reader, names), time.time_ns() // 1_000_000
+    if unread_ms is not None and unread_ms < now_ms - UNREAD_MS:
+        typer.echo(
+            f"no worker has read the commands since {time_text(unread_ms)} UTC: names may be missing here, and others "
+            "may have ended. `rocketshim status` says why",
+            err=True,
+        )
+    return found
 
 
 @app.command(epilog="Example: rocketshim timers show order-timeouts o-7 --json")
@@ -110,8 +133,7 @@ def show_history(at: Connection, topic: str, name: str, *, as_json: bool, kind: 
     with at.reader() as reader:
         states = read_states(reader, at.names, topic, [name], counting)
         history = read_histories(reader, at.names, topic, states, {}, hidden_s=0, watch=counting)[name]
-    kind.check_kind(name, states[name], history.events)
-    found = kind(topic, name, history)
+        found = _checked(kind(topic, name, history), reader, at.names)
     if as_json:
         typer.echo(json.dumps(found.facts(), indent=1))
     else:
@@ -197,12 +219,14 @@ def run_command(
     word = kind.words.get(command, command.value)
     with at.reader() as reader:
         states = read_states(reader, at.names, topic, names, counting)
-        for name, state in states.items():
-            kind.check_kind(name, state)
-        sends = {name: (word, partial(_send, command, topic, name)) for name in names}
-        results = _stored(at, sends) if apply else {}
-        stored = {name: each.queue_offset for name, each in results.items()}
-        histories = read_histories(reader, at.names, topic, states, stored, hidden_s=_HIDDEN_S, watch=counting)
+        histories = read_histories(reader, at.names, topic, states, {}, hidden_s=0, watch=counting)
+        for name, history in histories.items():
+            _checked(kind(topic, name, history), reader, at.names)
+        stored: dict[str, Any] = {}
+        if apply:
+            results = _stored(at, {name: (word, partial(_send, command, topic, name)) for name in names})
+            stored = {name: each.queue_offset for name, each in results.items()}
+            histories = read_histories(reader, at.names, topic, states, stored, hidden_s=_HIDDEN_S, watch=counting)
     pending = 0
     for name, history in histories.items():
         found = kind(topic, name, history)
@@ -219,6 +243,15 @@ def run_command(
     if not apply and not as_json:
         typer.echo("nothing was changed; to do it, add --apply")
     raise typer.Exit(FINDING if pending < len(names) else 0)
+
+
+def _checked(found: FoundTimer, reader: TopicReader, names: TopicNames) -> FoundTimer:
+    """Return what was found, if it is of this kind. A topic that does not exist may have had messages."""
+    found.check_kind()
+    if not found.history.events and found.history.last is None:
+        physical = names.physical(found.topic)
+        require_topic(reader, physical, f"there is no topic {physical}, and the log has no message {found.name!r:.80}")
+    return found
 
 
 def check_names(topic: str, names: Iterable[str]) -> None:

@@ -4,7 +4,6 @@ A half message is a named timer whose name is its id: `cli.timers` reads and wri
 """
 
 import time
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Final
 
 import typer
@@ -13,12 +12,11 @@ from rocketshim.admin.record_view import time_text
 from rocketshim.admin.timer_view import FoundTimer, from_now
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Json, selection
-from rocketshim.cli.records import counting, show_rows
-from rocketshim.cli.timers import Apply, OfTopic, Topic, run_command, show_history
+from rocketshim.cli.records import show_rows
+from rocketshim.cli.timers import Apply, OfTopic, Topic, run_command, show_history, stored_timers
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.timer_log import pending_timers
 from rocketshim_topics.hops import MOST_CHECKS
 
 app = typer.Typer(
@@ -63,8 +61,7 @@ def ls(
         return bool(each.asks) and is_of_these and each.asked >= asked
 
     with at.reader() as reader:
-        records = counting(reader.read([reader.require(at.names.timer_state)]))
-        waiting = sorted(pending_timers(records, is_wanted))
+        waiting = stored_timers(reader, at.names, is_wanted)
     now_ms = time.time_ns() // 1_000_000
     columns = ("topic", "id", "producer group", "asked", "next check (UTC)", "in")
     show_rows(columns, (_row(each, now_ms) for each in waiting), limit=limit, as_json=as_json)
@@ -120,11 +117,9 @@ class _FoundTransaction(FoundTimer):
         Command.FIRE: "CHECK",
     }
 
-    @staticmethod
-    def check_kind(name: str, state: PendingTimer | None, events: Iterable[TimerEvent] = ()) -> None:
-        asks = [each.asks for each in events if each.command is Command.SET] + ([] if state is None else [state.asks])
-        if asks and not any(asks):
-            raise ConfigError(f"{name!r:.80} is a named timer, and no transaction: see `rocketshim timers`")
+    def check_kind(self) -> None:
+        if not self.is_half and self.history.last is not None:
+            raise ConfigError(f"{self.name!r:.80} is a named timer, and no transaction: see `rocketshim timers`")
 
     @property
     def asked(self) -> int:
@@ -140,11 +135,12 @@ class _FoundTransaction(FoundTimer):
         if fate is TimerFate.PENDING:
             now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
             late = "; is a worker running?" if due_ms < now_ms else ""
-            return f"waits for its outcome, asked {self.asked} times, next at {time_text(due_ms)}{late}"
+            times = f"{self.asked} time{'' if self.asked == 1 else 's'}"
+            return f"waits for its outcome, asked {times}, next at {time_text(due_ms)} UTC{late}"
         if event is None or fate not in _STATES:
             parked = "; it is parked: rocketshim parked ls --reason transaction-unanswered"
             return f"{super().outcome}{parked if fate is TimerFate.UNANSWERED else ''}"
-        return f"{_ENDED[event.effect]} at {time_text(event.stored_ms)}"
+        return f"{_ENDED[event.effect]} at {time_text(event.stored_ms)} UTC"
 
     def effect(self, event: TimerEvent) -> str:
         match event.effect:
@@ -159,7 +155,7 @@ class _FoundTransaction(FoundTimer):
                 ended = next((each for each in reversed(before) if each.effect in _ENDED), None)
                 if ended is None:
                     return "nothing: it did not wait"
-                return f"too late: {_ENDED[ended.effect]} by {ended.offset}"
+                return f"too late: {_ENDED[ended.effect]} by offset {ended.offset}"
             case _:
                 return super().effect(event)
 

@@ -27,7 +27,7 @@ from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import close_producer, confluent_clients
 from rocketshim.kafka.reports import DeliveryReports, store
-from rocketshim.kafka.timer_log import pending_timers
+from rocketshim.kafka.timer_log import UNREAD_MS, pending_timers, unread_since_ms
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Message
@@ -65,6 +65,7 @@ def listed(request: Request) -> Response:
     with console.reader() as reader:
         stored, limits = reader.require(console.names.timer_state), console.limits(_MOST_STATES)
         read = read_newest(reader, [stored], lambda _: True, limits, collect=pending)
+        unread_ms = unread_since_ms(reader, console.names)
     bars = _bars([each.due_ms for each in read.records], now_ms)
     return console.page(
         request,
@@ -74,6 +75,7 @@ def listed(request: Request) -> Response:
         due_before=due_before,
         pending=read.records[:_ON_A_PAGE],
         count=len(read.records),
+        unread_ms=unread_ms if unread_ms is not None and unread_ms < now_ms - UNREAD_MS else None,
         bars=bars,
         most=max(bars.values(), default=1) or 1,
         read=read,
@@ -103,7 +105,7 @@ def show(request: Request) -> Response:
         view=view,
         read=read,
         log=console.names.timers,
-        is_half=_is_half(view),
+        is_half=view.is_half,
         is_pending=_is_pending(view),
         stored=whole(request.query_params, "stored"),
         command=console.command("timers show", topic, name),
@@ -136,13 +138,7 @@ def _named(fields: Form) -> tuple[str, str]:
 
 
 def _is_pending(view: FoundTimer) -> bool:
-    return view.history.fate()[0] is TimerFate.PENDING and not _is_half(view)
-
-
-def _is_half(view: FoundTimer) -> bool:
-    """Return whether it is a message of a transaction, which its producers end, or `rocketshim tx`."""
-    stored = view.history.stored
-    return bool(stored is not None and stored.asks) or any(each.asks for each in view.history.events)
+    return view.history.fate()[0] is TimerFate.PENDING and not view.is_half
 
 
 def find(console: Console, topic: str, name: str) -> tuple[FoundTimer, BoundedReading]:

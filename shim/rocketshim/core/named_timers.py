@@ -19,7 +19,7 @@ its NOW delivers it and changes nothing. The half message of a transaction is ne
 producers, and sets it again in the same way, or gives it up after the last question. COMMIT is NOW, ROLLBACK is CANCEL.
 
 A CANCEL or SET with a lower offset than a FIRE always wins. One with a higher offset is too late for the message of
-that FIRE; it still ends or replaces a next occurrence, and a SET begins anew.
+that FIRE; it still ends or replaces a next occurrence, and a SET begins again.
 
 What is known is rebuilt from a compacted topic, which may be ahead of the position from which commands are read again:
 the owner before stored what a command did, then the state, then its position, and may have ended between two of these.

@@ -21,11 +21,21 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["pending_timers", "read_histories", "read_outcome", "read_recurring", "read_states"]
+__all__ = [
+    "UNREAD_MS",
+    "pending_timers",
+    "read_histories",
+    "read_outcome",
+    "read_recurring",
+    "read_states",
+    "unread_since_ms",
+]
 
 _Watch = Callable[[Iterable[Any]], Iterator[Any]]
 """Passes records on, and may end the reading."""
 
+UNREAD_MS: Final = 3_000
+"""A worker that runs reads a command in less time, also while it takes partitions over."""
 _NEAR_COUNT: Final = 10_000  # records of the first look at the end of the log
 
 
@@ -137,6 +147,20 @@ def read_outcome(
     return TimerHistory((), is_certain=False, begins_ms=begins_ms).outcome()
 
 
+def unread_since_ms(reader: TopicReader, names: TopicNames) -> int | None:
+    """Return when the oldest command was stored that no worker has read; None: all are read. Epoch ms."""
+    first = reader.first_records(_unread_spans(reader, names)).values()
+    return min((record.timestamp()[1] for records in first for record in records), default=None)
+
+
+def _unread_spans(reader: TopicReader, names: TopicNames) -> dict[TopicPartitionKey, tuple[int, int]]:
+    """Return the offsets of the log that no worker has read, as far as it has stored that."""
+    log = reader.require(names.timers)
+    keys = [TopicPartitionKey(log, number) for number in range(TIMER_PARTITIONS)]
+    positions, bounds = reader.positions(names.worker_group, keys), reader.bounds_of_all(keys)
+    return {key: (min(max(low, positions.get(key, low)), high), high) for key, (low, high) in bounds.items()}
+
+
 def read_recurring(
     reader: TopicReader,
     names: TopicNames,
@@ -150,16 +174,13 @@ def read_recurring(
     was set a moment ago counts, also if no worker runs. A record that retention has deleted is None.
     """
     log = reader.require(names.timers)
-    keys = [TopicPartitionKey(log, number) for number in range(TIMER_PARTITIONS)]
-    positions = reader.positions(names.worker_group, keys)
 
     def is_wanted(each: PendingTimer) -> bool:
         return (each.topic, each.name) in declared or (each.recurs and each.topic in topics)
 
     stored = watch(reader.read([reader.require(names.timer_state)]))
     found = {(each.topic, each.name): each for each in pending_timers(stored, is_wanted)}
-    bounds = reader.bounds_of_all(keys)
-    spans = {key: (min(max(low, positions.get(key, low)), high), high) for key, (low, high) in bounds.items()}
+    spans = _unread_spans(reader, names)
     tails: dict[tuple[str, str], list[tuple[Any, bool]]] = defaultdict(list)
     for record in _records(reader, spans, watch):
         with suppress(MalformedRecordError):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from rocketshim import Producer
 from rocketshim.cli import main
@@ -51,9 +52,9 @@ def send(kafka: InMemoryKafka, name: str = "o-7", **options: Any) -> None:
         producer.send("orders", b"x", **{"delay": "30m", "timer": name, **options})
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *words: str, command: str = "timers") -> tuple[int, str, str]:
     capsys.readouterr()
-    code = main(["timers", *words, *HERE])
+    code = main([command, *words, *HERE])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -127,6 +128,34 @@ def test_no_name_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "ls") == (0, "none\n", "")
 
 
+@pytest.mark.parametrize("command", ["timers", "tx"])
+def test_a_list_says_that_no_worker_has_read_the_commands(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    send(kafka)
+    code, out, err = run(capsys, "ls", command=command)
+    assert (code, out, err) == (0, "none\n", ""), "a worker may read it in this moment"
+    monkeypatch.setattr("rocketshim.cli.timers.UNREAD_MS", -1_000)
+    code, out, err = run(capsys, "ls", command=command)
+    assert (code, out) == (0, "none\n")
+    assert re.match("no worker has read the commands since .* UTC: names may be missing here", err)
+    consumer = kafka.consumer({"group.id": NAMES.worker_group})
+    consumer.commit(offsets=[TopicPartition(NAMES.timers, PARTITION, 1)], asynchronous=False)
+    assert run(capsys, "ls", command=command) == (0, "none\n", "")
+
+
+def test_no_command_is_stored_for_a_topic_that_does_not_exist(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["show"], ["cancel", "--apply"], ["now", "--apply"]):
+        code, _, err = run(capsys, words[0], "order", "o-7", *words[1:])
+        assert (code, "there is no topic order, and the log has no message 'o-7'; did you mean orders?" in err) == (
+            1,
+            True,
+        )
+    assert kafka.records(NAMES.timers, timer_partition("order", "o-7")) == []
+
+
 @pytest.mark.usefixtures("kafka")
 def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "ls", "--due-before", "soon")
@@ -145,7 +174,7 @@ def test_a_name_is_pending_until_it_fires(kafka: InMemoryKafka, capsys: pytest.C
     assert f"{PARTITION}/0" in out
     fires(kafka, 0)
     code, out, _ = run(capsys, "show", "orders", "o-7")
-    assert (code, out.startswith("o-7: fired at "), "delivers that of 0" in out) == (0, True, True)
+    assert (code, out.startswith("o-7: fired at "), "delivers that of offset 0" in out) == (0, True, True)
 
 
 def test_a_message_that_is_late_asks_for_the_worker(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,9 +196,10 @@ def test_each_command_is_shown_with_what_it_did(kafka: InMemoryKafka, capsys: py
         producer.cancel("orders", timer="o-7")
     _, out, _ = run(capsys, "show", "orders", "o-7")
     effects = (
-        "nothing: no message was pending", "waits until", "replaces that of 1", "dropped: that of 2 is pending",
-        "dropped: it was cancelled, replaced or delivered before", "delivers that of 2", "too late: delivered by 5",
-        "waits until", "in time: that of 7 is not delivered",
+        "nothing: no message was pending", "waits until", "replaces that of offset 1",
+        "dropped: that of offset 2 is pending", "nothing: the message was cancelled, replaced or delivered before",
+        "delivers that of offset 2", "too late: delivered by offset 5", "waits until",
+        "in time: that of offset 7 is not delivered",
     )  # fmt: skip
     assert all(effect in row for effect, row in zip(effects, out.splitlines()[2:], strict=True)), out
     [found] = facts(capsys, "show", "orders", "o-7")
@@ -203,9 +233,9 @@ def test_the_trace_of_a_message_shows_the_command_that_ended_its_waiting(
         replaced, late, cancelled = steps(0)
         assert replaced == (0, None)
         assert late[0] == 1
-        assert re.fullmatch("waits until .*, replaces that of 0", late[1] or "")
-        assert cancelled == (2, "dropped: it was cancelled, replaced or delivered before")
-        assert steps(1) == [(1, None), (3, "in time: that of 1 is not delivered")]
+        assert re.fullmatch("waits until .*, replaces that of offset 0", late[1] or "")
+        assert cancelled == (2, "nothing: the message was cancelled, replaced or delivered before")
+        assert steps(1) == [(1, None), (3, "in time: that of offset 1 is not delivered")]
     assert steps(4) == [(4, None)]
     assert main(["trace", f"{NAMES.timers}/{PARTITION}/1", *HERE]) == 0
     assert ("CANCEL of the timer o-7, in time" in " ".join(capsys.readouterr().out.split())) is has_state
@@ -240,7 +270,7 @@ def test_a_message_that_is_older_than_the_log_is_pending_by_the_state_of_the_wor
     [found] = facts(capsys, "show", "orders", "o-7")
     assert (found["state"], found["generation"], found["due_ms"], found["history"]) == ("pending", 0, due_ms, [])
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
-    assert (code, "in time: that of 0 is not delivered" in out) == (0, True)
+    assert (code, "in time: that of offset 0 is not delivered" in out) == (0, True)
 
 
 @pytest.mark.usefixtures("kafka")
@@ -281,7 +311,7 @@ def test_a_cancel_says_where_it_is_stored_and_what_the_log_has_decided(
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "o-8", "--apply")
     assert code == 0
     assert out.splitlines()[0] == (
-        f"o-7: CANCEL stored at rmq.timers/{PARTITION}/1: in time: that of 0 is not delivered"
+        f"o-7: CANCEL stored at rmq.timers/{PARTITION}/1: in time: that of offset 0 is not delivered"
     )
     assert len(out.splitlines()) == 2
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
@@ -292,7 +322,7 @@ def test_a_cancel_behind_the_fire_is_too_late(kafka: InMemoryKafka, capsys: pyte
     send(kafka)
     fires(kafka, 0)
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
-    assert (code, "too late: delivered by 1" in out) == (2, True)
+    assert (code, "too late: delivered by offset 1" in out) == (2, True)
     [found] = facts(capsys, "cancel", "orders", "o-7", "--apply")
     assert (found["state"], found["command"], found["stored_at"]) == ("fired", "CANCEL", 3)
 
@@ -318,9 +348,9 @@ def test_a_message_is_delivered_now_at_most_once(kafka: InMemoryKafka, capsys: p
     send(kafka)
     assert run(capsys, "now", "orders", "o-7")[0] == 0
     code, out, _ = run(capsys, "now", "orders", "o-7", "--apply")
-    assert (code, out) == (0, f"o-7: NOW stored at rmq.timers/{PARTITION}/1: delivers that of 0\n")
+    assert (code, out) == (0, f"o-7: NOW stored at rmq.timers/{PARTITION}/1: delivers that of offset 0\n")
     code, out, _ = run(capsys, "now", "orders", "o-7", "--apply")
-    assert (code, "too late: delivered by 1" in out) == (2, True)
+    assert (code, "too late: delivered by offset 1" in out) == (2, True)
     assert run(capsys, "show", "orders", "o-7")[1].startswith("o-7: delivered-now at ")
 
 

@@ -128,7 +128,7 @@ def test_a_transaction_waits_is_asked_about_and_is_committed(
     assert out.startswith(f"{made.msg_id}: committed at ")
     assert "asks the producers, and again at" in out
     assert "commits: the message is delivered" in out
-    assert "too late: committed by 3" in out
+    assert "too late: committed by offset 3" in out
 
 
 def test_a_transaction_that_nobody_answers_is_parked(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_a_transaction_that_nobody_answers_is_parked(kafka: InMemoryKafka, capsy
     _, out, _ = run(capsys, "tx", "show", "orders", made.msg_id)
     assert "it is parked: rocketshim parked ls --reason transaction-unanswered" in out
     code, out, _ = run(capsys, "tx", "commit", "orders", made.msg_id, "--apply")
-    assert (code, f"too late: parked by {MOST_CHECKS + 1}" in out) == (2, True)
+    assert (code, f"too late: parked by offset {MOST_CHECKS + 1}" in out) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -179,17 +179,24 @@ def test_the_checks_before_the_log_begins_count(kafka: InMemoryKafka, capsys: py
     assert shown(capsys, made.msg_id)["asked"] == 10
 
 
-@pytest.mark.parametrize("is_stored", [True, False])
-def test_a_named_timer_is_no_transaction(
-    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str], is_stored: bool
-) -> None:
+@pytest.mark.parametrize("became", ["sent", "stored", "cancelled"])
+def test_a_named_timer_is_no_transaction(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str], became: str) -> None:
     with Producer("memory:1", clients=kafka.clients()) as producer:
         producer.send("orders", b"x", delay="30m", timer="o-7")
-    refused = [["show", "orders", "o-7"]]
-    if is_stored:
+        if became == "cancelled":
+            producer.cancel("orders", timer="o-7")
+    if became == "stored":
         stores(kafka, "o-7", None, 0)
-        refused.append(["commit", "orders", "o-7", "--apply"])
-    for words in refused:
-        code, _, err = run(capsys, "tx", *words)
+    count = len(kafka.records(NAMES.timers, timer_partition("orders", "o-7")))
+    for words in (["show"], ["commit", "--apply"], ["rollback", "--apply"]):
+        code, _, err = run(capsys, "tx", words[0], "orders", "o-7", *words[1:])
         assert (code, "'o-7' is a named timer, and no transaction" in err) == (1, True)
-    assert len(kafka.records(NAMES.timers, timer_partition("orders", "o-7"))) == 1
+    assert len(kafka.records(NAMES.timers, timer_partition("orders", "o-7"))) == count
+
+
+def test_a_message_in_a_transaction_is_no_named_timer(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    made = begin(kafka)
+    for words in (["show"], ["cancel", "--apply"], ["now", "--apply"]):
+        code, _, err = run(capsys, "timers", words[0], "orders", made.msg_id, *words[1:])
+        assert (code, "is the id of a message in a transaction: see `rocketshim tx`" in err) == (1, True)
+    assert len(kafka.records(NAMES.timers, timer_partition("orders", made.msg_id))) == 1

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from rocketshim import Producer
 from rocketshim.admin.timer_view import is_named
@@ -68,6 +69,16 @@ def test_pending_names_are_listed_by_topic_name_and_time_the_first_due_first(sta
     assert browser.get("/timers", params={"due_before": "soon"}).status_code == 400
 
 
+def test_the_list_says_that_no_worker_has_read_the_commands(stage: Stage) -> None:
+    send(stage)
+    browser = stage.browser()
+    said = "No worker has read the commands since "
+    assert said in text_of(browser.get("/timers").text)
+    consumer = stage.kafka.consumer({"group.id": NAMES.worker_group})
+    consumer.commit(offsets=[TopicPartition(NAMES.timers, PARTITION, 1)], asynchronous=False)
+    assert said not in text_of(browser.get("/timers").text)
+
+
 def test_names_fit_a_glob_and_themselves() -> None:
     assert is_named("o-7", None)
     assert is_named("o-7", "o-*")
@@ -92,8 +103,8 @@ def test_the_history_of_a_name_shows_what_each_command_did(stage: Stage) -> None
     browser = stage.browser()
     seen = shown(browser)
     assert "pending, due at" in seen
-    assert "replaces that of 0" in seen
-    assert "dropped: that of 1 is pending" in seen
+    assert "replaces that of offset 0" in seen
+    assert "dropped: that of offset 1 is pending" in seen
     assert "Cancel it" not in seen, "this console may not operate"
     assert "unknown: the log has no message of this name" in text_of(
         browser.get("/timers/name", params={"topic": "orders", "name": "other"}).text
@@ -111,13 +122,13 @@ def test_a_history_that_was_cut_takes_a_pending_name_from_what_the_worker_stored
     put_state(stage, "o-7", stage.kafka.clock.wall_ms() + 1_800_000)
     seen = shown(stage.browser())
     assert "pending, due at" in seen
-    assert "dropped: that of 0 is pending" in seen
+    assert "dropped: that of offset 0 is pending" in seen
     assert "Not complete: the limit of records on a page was reached" in seen
     assert "the commands of the log" in seen.lower()
 
 
 @pytest.mark.parametrize(
-    ("do", "became"), [("cancel", "in time: that of 0 is not delivered"), ("now", "delivers that")]
+    ("do", "became"), [("cancel", "in time: that of offset 0 is not delivered"), ("now", "delivers that")]
 )
 def test_an_operator_cancels_or_delivers_what_the_page_shows_and_the_record_names_the_person(
     stage: Stage, do: str, became: str, caplog: pytest.LogCaptureFixture
@@ -173,8 +184,8 @@ def test_the_biography_of_a_message_shows_that_it_was_cancelled_or_replaced(stag
     browser = stage.browser(operate=True)
     browser.post("/timers/command", data={**COMMAND, "generation": "1", "do": "cancel"})
     seen = [text_of(browser.get(f"/message/{NAMES.timers}/{PARTITION}/{offset}").text) for offset in (0, 1)]
-    assert "replaces that of 0" in seen[0]
-    assert "CANCEL of the timer o-7, in time: that of 1 is not delivered" in seen[1]
+    assert "replaces that of offset 0" in seen[0]
+    assert "CANCEL of the timer o-7, in time: that of offset 1 is not delivered" in seen[1]
 
 
 def test_a_message_of_a_transaction_is_left_to_its_producers(stage: Stage) -> None:
