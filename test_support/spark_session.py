@@ -1,4 +1,4 @@
-"""The fixture `spark`: one Spark session for the whole run.
+"""The fixture `spark`: one Spark session for the whole run; what a file has cached is dropped after it.
 
 Starting a session takes seconds, and a JVM reads its jars only once. The session has the jars for Kafka and Delta if
 they were fetched (`rocketshim spark fetch`, which `make test` does). The unit tests need none of them. The integration
@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.fixture(scope="module")
+def spark(spark_of_this_run: "SparkSession") -> Iterator["SparkSession"]:
+    """The session of this run, without what the file before has cached."""
+    yield spark_of_this_run
+    spark_of_this_run.catalog.clearCache()
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+def spark_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """A session on this machine, two threads, no user interface, everything it writes in a temporary folder."""
     from rocketshim_spark.session import SessionSettings, connector_jars, create
 
@@ -26,9 +33,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
             master="local[2]",
             connector="none" if connector_jars() is None else "cache",
             shuffle_partitions=2,
-            driver_memory="3g",  # all tests of a process share it, and the plans of Spark 4.1 and 4.2 take more
+            driver_memory="2g",  # all tests of a process share it
             conf={
                 "spark.ui.showConsoleProgress": "false",
+                # A table that is broadcast takes a page, however small it is, until Python and Java have collected all
+                # that refers to it. By itself Spark makes pages of 32 MB in this heap, and two dozen of them fill it.
+                "spark.buffer.pageSize": "2m",
                 # Tests end before C2 pays. Without C2 the code cache is 48 MB, too little for all tests in one process.
                 # The serial collector takes a seventh less CPU than G1.
                 "spark.driver.extraJavaOptions": (

@@ -83,7 +83,7 @@ def _time_option(*names: str, about: str) -> Any:
 
 @app.command(epilog="Example: rocketshim spark fetch")
 def fetch(*, as_json: Json = False) -> None:
-    """Download the jars that Spark needs to read Kafka and write Delta (80 MB) into rocketshim's cache."""
+    """Download the jars that Spark needs to read Kafka and write Delta (100 MB) into rocketshim's cache."""
     try:
         from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` works without Spark
     except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any, Final
 
 import pyspark
 import pytest
@@ -14,6 +15,8 @@ from rocketshim.errors import LocalBrokerError
 from rocketshim_spark import session
 from rocketshim_spark.errors import ConnectorMissingError, SessionError
 from rocketshim_spark.session import SessionSettings
+
+ROOT: Final = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +58,24 @@ def test_jars_that_cannot_be_had_are_an_error_that_names_the_version_to_pin(
         session.fetch()
 
 
+def pyproject() -> Any:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def test_the_extra_allows_the_versions_that_a_delta_is_known_for() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     first, *_, last = session._DELTA_JARS
     major, minor = last.split(".")
-    assert project["optional-dependencies"]["spark"] == [f"pyspark>={first},<{major}.{int(minor) + 1}"]
+    assert pyproject()["project"]["optional-dependencies"]["spark"] == [f"pyspark>={first},<{major}.{int(minor) + 1}"]
+
+
+def test_the_newest_tested_version_is_locked_and_the_page_submits_with_its_jars(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newest, _ = list(session._DELTA_JARS.values())[-1]
+    assert pyproject()["dependency-groups"]["spark"] == [f"pyspark=={newest}"]
+    monkeypatch.setattr(pyspark, "__version__", newest)
+    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    assert f"--packages {','.join(session.connector_coordinates())} " in page
 
 
 def test_without_cached_jars_the_error_names_three_solutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
