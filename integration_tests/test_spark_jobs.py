@@ -178,16 +178,20 @@ def test_one_command_lands_and_answers_every_question_on_one_page(day: Day, tmp_
 
 
 def test_the_sql_of_the_docs_runs_and_a_compacted_lake_is_landed_on(
-    day: Day, spark: SparkSession, printed: Printed
+    day: Day, spark: SparkSession, printed: Printed, tmp_path: Path
 ) -> None:
     for job in ("failures", "delays", "dlq-trend"):
         assert day.ask(job) in {0, 2}
     page = (Path(__file__).parents[1] / "docs" / "spark.md").read_text()
     blocks = re.findall("```sql\n(.*?)```", page, re.DOTALL)
     statements = [each for block in blocks for each in re.sub("--.*", "", block).split(";") if each.strip()]
-    assert len(statements) == 5
+    assert len(statements) == 6
     for statement in statements:
-        spark.sql(statement.replace("/data/lake", str(local_folder(day.lake)))).collect()
+        here = statement.replace("/data/lake", str(local_folder(day.lake))).replace("/data/parquet", str(tmp_path))
+        spark.sql(here).collect()
+    exported = spark.read.parquet(str(tmp_path / "failures"))
+    assert exported.exceptAll(spark.read.format("delta").load(f"{day.lake}/reports/failures")).isEmpty()
+    assert exported.count() > 0
     found = spark.sql("SELECT * FROM causes ORDER BY failures").collect()
     assert [(row.failures, row.dead) for row in found] == [(4, 4), (8, 0)]
     assert spark.sql("SELECT * FROM lateness WHERE not_delivered > 0").isEmpty()

@@ -309,6 +309,42 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
     assert read_gaps(spark, lake).count() == 0
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_a_followed_landing_lands_what_comes_until_a_signal_to_it_and_to_java(
+    spark: SparkSession,
+    broker: Broker,
+    topic: Callable[..., str],
+    produce: Callable[..., None],
+    lake: str,
+    *,
+    sent: signal.Signals,
+) -> None:
+    """A service manager signals all processes of a service, and a terminal all of its group."""
+    name, landed = topic(partitions=3), []
+    produce(name, 30, partitions=3)
+    command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]", "--follow"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "rocketshim", "spark", *command, "--every", "1s"],
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for expected in (30, 42):
+            while sum(landed) < expected and (line := process.stdout.readline()):
+                landed.append(int(line.split()[1]))
+            if expected == 30:
+                produce(name, 12, partitions=3)
+        os.killpg(process.pid, sent)
+        errors = process.communicate()[1].splitlines()
+    assert sum(landed) == 42
+    assert process.returncode == 0
+    assert [each for each in errors if not each.startswith(("Picked up", "note: found no shim topic"))] == [
+        "stopped: run the same command again; it continues, and does nothing twice"
+    ]
+    assert len(errors) <= 3  # no note twice
+    assert len(coordinates(read_records(spark, lake))) == 42
+
+
 def without_landings(spark: SparkSession, lake: str) -> None:
     """Write the rows as another program would, so that no commit says what was landed."""
     records = spark.read.format("delta").load(f"{lake}/records")

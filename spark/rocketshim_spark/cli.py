@@ -11,7 +11,7 @@ import datetime as dt
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketshim.admin.times import past_ms
-from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import (
     SELECTION,
     ClientSettings,
@@ -29,9 +28,12 @@ from rocketshim.cli.options import (
     Json,
     checked_bootstrap,
     client_settings,
+    output,
+    seconds,
 )
 from rocketshim.errors import ConfigError
 from rocketshim.extras import missing_extra
+from rocketshim.stop_signals import StopSignals
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli_options import (
     AtLake,
@@ -107,18 +109,46 @@ def land(
         typer.Option("--group", "-g", help="Record only the positions of this group and the worker; repeatable."),
     ] = None,
     java_client: JavaClient = None,
+    follow: Annotated[bool, output("--follow", "-f", help="Land again and again until Ctrl-C or SIGTERM.")] = False,
+    every: Annotated[
+        float, typer.Option(parser=seconds(1), metavar="DURATION", help="From one landing of --follow to the next.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Land new records, each once. Exit code 2 if retention deleted records before they were landed."""
+    """Land new records, each once. Exit code 2 if retention deleted records before they were landed.
+
+    --follow prints the landings with new records or gaps. Ctrl-C and SIGTERM let the landing in progress end; a second
+    Ctrl-C does not.
+    """
     kafka = client_settings(java_client, "--java-client")
     with spark_options.session() as spark:
-        chosen, done = _land(spark, at.bootstrap, at.client, at.names, topics, lake, kafka, group)
-    if as_json:
-        typer.echo(json.dumps({"lake": lake, "topics": sorted(chosen), **_facts(done)}))
-    else:
-        _print_landing(done, lake, len(chosen))
-    if done.gaps:
-        raise typer.Exit(FINDING)
+        noted: list[str] = []
+
+        def land_once() -> "Landing":
+            nonlocal noted
+            notes: list[str] = []
+            chosen, done = _land(spark, at.bootstrap, at.client, at.names, topics, lake, kafka, group, notes.append)
+            if as_json:
+                typer.echo(json.dumps({"lake": lake, "topics": sorted(chosen), **_facts(done)}))
+            else:
+                notes += _open_transactions(done)
+                if done.rows or done.gaps or not follow:
+                    _print_landing(done, lake, len(chosen))
+            for line in notes:
+                if line not in noted:  # most notes hold for all landings of --follow
+                    print_note(line)
+            noted = notes
+            return done
+
+        if follow:
+            from rocketshim_spark.follow import follow as keep_landing  # noqa: PLC0415 Spark is installed
+
+            with StopSignals() as signals:
+                fine = keep_landing(land_once, every_s=every, note=print_note, is_asked_to_stop=lambda: signals.asked)
+            print_note("stopped: run the same command again; it continues, and does nothing twice")
+        else:
+            fine = not land_once().gaps
+    exit_if_finding(fine=fine)
 
 
 @app.command(epilog="Example: rocketshim spark repair --lake ./lake --dry-run")
@@ -153,6 +183,7 @@ def _land(  # noqa: PLR0917 the facts of one landing
     lake: str,
     kafka: Mapping[str, str],
     group: list[str] | None = None,
+    note: Callable[[str], None] = print_note,
 ) -> "tuple[list[str], Landing]":
     """Land these topics and the shim's own; note what the user may have mistyped."""
     from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is installed
@@ -167,9 +198,9 @@ def _land(  # noqa: PLR0917 the facts of one landing
     groups = list(dict.fromkeys([*(group or known), names.worker_group]))
     done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
     for unknown in sorted({*(group or ())} - {*known}):
-        print_note(f"note: no group {unknown} has a position or a member at {bootstrap}: check --group")
+        note(f"note: no group {unknown} has a position or a member at {bootstrap}: check --group")
     if all(kind_of(topic, names.namespace) == "source" for topic in chosen):
-        print_note(f"note: found no shim topic in namespace {names.namespace!r}: check --namespace")
+        note(f"note: found no shim topic in namespace {names.namespace!r}: check --namespace")
     return chosen, done
 
 
@@ -193,8 +224,13 @@ def _print_landing(done: "Landing", lake: str, topic_count: int) -> None:
         )
     if len(done.gaps) > _MAX_GAPS:
         typer.echo(f"gap: {len(done.gaps) - _MAX_GAPS} more: use --json, or see the table {lake.rstrip('/')}/gaps")
-    for (topic, partition), offset in sorted(done.held.items()):
-        print_note(f"note: {topic}/{partition} ends in an open transaction: a later landing reads from offset {offset}")
+
+
+def _open_transactions(done: "Landing") -> list[str]:
+    return [
+        f"note: {topic}/{partition} ends in an open transaction: a later landing reads from offset {offset}"
+        for (topic, partition), offset in sorted(done.held.items())
+    ]
 
 
 @app.command(epilog="Example: rocketshim spark failures --lake ./lake --since 2026-11-20T00:00:00Z")
@@ -404,6 +440,8 @@ def report(
             gaps = done.gaps
             if not as_json:
                 _print_landing(done, lake.folder, len(chosen))
+                for line in _open_transactions(done):
+                    print_note(line)
         view = lake.view(spark)
         view.check_groups(orderly or ())
         questions = answers.Questions(

@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -187,10 +188,11 @@ class SparkOptions:
 
         Raises:
             ConfigError: PySpark is not installed, or an option is invalid.
-            LakeError: Spark failed, for example because of a read-only folder, a full disk or an unreachable master.
+            LakeError: Spark failed, for example because of a read-only folder, a full disk or an unreachable master; or
+                its Java process has ended.
         """
         try:
-            from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
+            from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
             from pydantic import ValidationError  # noqa: PLC0415 `--help` works without Spark
             from pyspark.errors import PySparkException  # noqa: PLC0415
             from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -230,11 +232,12 @@ class SparkOptions:
             java.hide()
             print_note(_INTERRUPTED)
             raise
-        except (Py4JJavaError, PySparkException) as error:
+        except (Py4JError, PySparkException, ConnectionError) as error:
             raise LakeError(f"Spark failed: {reason_of(error)}") from error
         finally:
             if running is None:
-                spark.stop()
+                with suppress(Py4JError, ConnectionError), warnings.catch_warnings(action="ignore"):  # it has ended
+                    spark.stop()
 
 
 @dataclass(frozen=True, slots=True)

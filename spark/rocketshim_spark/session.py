@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import pyspark
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import SparkSession
 
@@ -221,6 +221,8 @@ def require(spark: SparkSession) -> None:
 
 def reason_of(error: Exception) -> str:
     """Return why Spark failed, in one line of 1,000 characters at most; of an error of Java, without Python's trace."""
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return "its Java process has ended; the same command can be run again"
     text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
     return " ".join(text.split())[:_MAX_REASON_CHARS]
 

@@ -9,9 +9,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
 from rocketshim_spark.cli import _print_landing, main
 from rocketshim_spark.cli_options import JavaErrors, SparkOptions, _interrupted_later
+from rocketshim_spark.errors import LakeError
 from rocketshim_spark.lake import Gap
 from rocketshim_spark.land import Landing
 from rocketshim_topics import TopicNames
@@ -96,6 +98,20 @@ def test_ctrl_c_waits_until_java_has_started() -> None:
     with pytest.raises(KeyboardInterrupt):
         start()
     assert passed == ["started"]
+
+
+def test_if_java_has_ended_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        sparkContext = type("", (), {"setLogLevel": lambda *_: None})()  # noqa: N815 Spark's name
+
+        def stop(self) -> None:
+            raise ConnectionRefusedError("nobody listens")
+
+    monkeypatch.setattr("rocketshim_spark.session.create", lambda _: Gone())
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    ended = pytest.raises(LakeError, match=r"^Spark failed: its Java process has ended; the same command can be run")
+    with ended, SparkOptions(None, "auto", None).session():
+        raise Py4JNetworkError("Answer from Java side is empty")
 
 
 def test_a_landing_prints_the_first_gaps_of_many(capsys: pytest.CaptureFixture[str]) -> None:
