@@ -8,14 +8,18 @@ a request never waits for the loop or delays it. The age of the state shows a lo
 * `/state`: the state as JSON.
 * `/metrics`: Prometheus' text format, with `rocketshim_build_info`.
 
-The server listens on the configured address. The default is this machine only, because the state names topics. It is
-one thread with an event loop of its own, and takes at most 64 connections: a further one ends the oldest, and each ends
-after 5 s. So clients that get nowhere take neither threads nor file handles from the process, and a check that sends
-its request immediately is answered beside any number of them.
+The server listens on the configured address. The default is this machine only, because the state names topics. Then it
+answers only requests under this machine's own names: a page in a browser here may have a name that leads to it (DNS
+rebinding). Where it listens for other machines, its names are not known, and a firewall decides who may ask.
+
+It is one thread with an event loop of its own, and takes at most 64 connections: a further one ends the oldest, and
+each ends after 5 s. So clients that get nowhere take neither threads nor file handles from the process, and a check
+that sends its request immediately is answered beside any number of them.
 """
 
 import asyncio
 import importlib.metadata
+import ipaddress
 import json
 import platform
 import re
@@ -40,8 +44,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as PrometheusMetric
 
 __all__ = [
-    "HealthServer", "Histogram", "LoopState", "Metric", "Shown", "address", "build_info", "families", "metrics_text",
-    "serving",
+    "HealthServer", "Histogram", "LoopState", "Metric", "Shown", "address", "build_info", "families", "host_name",
+    "is_loopback", "metrics_text", "serving",
 ]  # fmt: skip
 
 _LOG = safe_logger("rocketshim.health")
@@ -51,6 +55,7 @@ _MOST_OPEN: Final = 64
 _EXCHANGE_S: Final = 5.0
 _MOST_HEAD_BYTES: Final = 16_384
 _BACKLOG: Final = 128
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/\s]+)(:[0-9]{1,5})?")
 _ENDED: Final = (  # by the deadline, the client, the length of the head, or `stop`
     TimeoutError, asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError, asyncio.CancelledError,
 )  # fmt: skip
@@ -304,7 +309,8 @@ class HealthServer:
             oldest.transport.abort()
         try:
             async with asyncio.timeout(_EXCHANGE_S):
-                writer.write(_response(await reader.readuntil(b"\r\n\r\n"), self._answer))
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_response(head, self._answer, local_only=is_loopback(self._address[0])))
                 writer.close()
                 await writer.wait_closed()
         except _ENDED:
@@ -356,10 +362,30 @@ def serving(
         server.stop()
 
 
-def _response(head: bytes, answer: Callable[[str], tuple[int, str, bytes]]) -> bytes:
-    method, path, version = [*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "), "", ""][:3]
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is one of this machine that no other can connect to."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(host: str) -> str:
+    """Return the name or address of a `Host` header without its port, in lower case; `""`: it is not valid."""
+    found = _HOST.fullmatch(host.lower())
+    return "" if found is None else found[1].strip("[]")
+
+
+def _response(head: bytes, answer: Callable[[str], tuple[int, str, bytes]], *, local_only: bool) -> bytes:
+    first, *fields = head.decode("latin-1").split("\r\n")
+    method, path, version = [*first.split(" "), "", ""][:3]
+    hosts = [value.strip() for name, _, value in (each.partition(":") for each in fields) if name.lower() == "host"]
     if not version.startswith("HTTP/1."):
         code, kind, body = 400, "text/plain", b"this is not HTTP/1\n"
+    elif local_only and not all(is_loopback(host_name(each)) for each in hosts):
+        code, kind, body = 421, "text/plain", b"this server listens for this machine only: ask it as localhost\n"
     elif method != "GET":
         code, kind, body = 501, "text/plain", b"there is only GET\n"
     else:

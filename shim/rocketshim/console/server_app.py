@@ -12,7 +12,6 @@ Decides: Who may change something in the console? Operators (`console.people`), 
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -45,6 +44,7 @@ from rocketshim.errors import (
     RocketshimError,
     TopicMissingError,
 )
+from rocketshim.health import host_name
 from rocketshim.kafka.clients import Clients
 from rocketshim.logs import safe_logger
 
@@ -62,7 +62,6 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/\s]+)(:[0-9]{1,5})?")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _MOST_BODY_BYTES: Final = 65_536
 
@@ -120,7 +119,7 @@ class Guard:
 
     def _has_known_host(self, request: Request) -> bool:
         hosts = request.headers.getlist("host")
-        return len(hosts) == 1 and _host_name(hosts[0]) in self._hosts
+        return len(hosts) == 1 and host_name(hosts[0]) in self._hosts
 
     def _is_from_our_page(self, headers: Headers, request: Request) -> bool:
         sites = set(headers.getlist("sec-fetch-site"))
@@ -158,12 +157,6 @@ def _has_short_body(headers: Headers) -> bool:
     length = headers.get("content-length", "0")
     is_short = length.isdecimal() and len(length) < 9 and int(length) <= _MOST_BODY_BYTES
     return is_short and "transfer-encoding" not in headers
-
-
-def _host_name(host: str) -> str:
-    """Return the name or address of a `Host` header without its port, in lower case; `""`: it is not valid."""
-    found = _HOST.fullmatch(host.lower())
-    return "" if found is None else found[1].strip("[]")
 
 
 def _text(status: HTTPStatus, text: str) -> Response:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from rocketshim.health import is_loopback
 from rocketshim.observe.worker_state import checked_urls
 from rocketshim.settings import Settings
 from rocketshim_topics import DelayLevels
@@ -90,12 +91,7 @@ class ConsoleSettings(Settings):
     @property
     def is_loopback(self) -> bool:
         """Return whether only this machine can connect."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def is_https(self) -> bool:

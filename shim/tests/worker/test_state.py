@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.clock import SystemClock
-from rocketshim.health import HealthServer, metrics_text
+from rocketshim.health import HealthServer, _response, metrics_text
 from rocketshim.worker import log_format
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.log_format import ALARM_EVENTS, EVENTS
@@ -386,3 +386,25 @@ def test_each_request_has_one_answer_and_an_endless_one_none(serving: HealthServ
             while more := client.recv(4_096):
                 answer += more
     assert answer[9:12] == status
+
+
+@pytest.mark.parametrize(
+    ("hosts", "code"),
+    [
+        *(((host,), b"503") for host in ("localhost", "LOCALHOST:8080", "127.0.0.1:8080", "127.8.9.1", "[::1]:1")),
+        *(((host,), b"421") for host in ("evil.example", "evil.example:80", "localhost.evil.example", "10.0.0.7", "")),
+        ((), b"503"),
+        (("localhost", "evil.example"), b"421"),
+    ],
+)
+def test_a_server_of_this_machine_answers_under_the_names_of_this_machine_only(
+    serving: HealthServer, hosts: tuple[str, ...], code: bytes
+) -> None:
+    fields = "".join(f"hOsT: {host}\r\n" for host in hosts)
+    with _connect(serving, f"GET /live HTTP/1.1\r\n{fields}\r\n".encode()) as client:
+        assert client.makefile("rb").read().split(b" ")[1] == code
+
+
+def test_a_server_for_other_machines_is_asked_under_any_name() -> None:
+    head = b"GET /live HTTP/1.1\r\nHost: pod-7.example:8080\r\n\r\n"
+    assert b"HTTP/1.1 200 OK" in _response(head, lambda _: (200, "text/plain", b""), local_only=False)
