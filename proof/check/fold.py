@@ -14,7 +14,7 @@ from proof.index import Index, Stored
 from proof.violation import Violation
 from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, QueueLock
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import GroupRecord, decode_group_record
+from rocketshim_topics.group_log import CommandRecord, GroupRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["Reference", "find", "reference_folds"]
@@ -89,12 +89,12 @@ def _folded(records: list[Stored], folder: Folder) -> Iterator[tuple[int, Folded
 def _step(log: GroupLog, record: Stored) -> Callable[[int, int], Folded]:
     value = None if record.it.value is None else base64.b64decode(record.it.value)
     try:
-        decoded: GroupRecord = decode_group_record(value)
+        decoded = decode_group_record(value)
     except UnknownVersionError:
         return log.unreadable
     except MalformedRecordError:
         return log.skip
-    return partial(_fold, log, decoded)
+    return log.skip if isinstance(decoded, CommandRecord) else partial(_fold, log, decoded)
 
 
 def _fold(log: GroupLog, record: GroupRecord, offset: int, append_ms: int) -> Folded:

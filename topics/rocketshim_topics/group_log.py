@@ -17,8 +17,12 @@ module defines one record.
 * Renewals and releases give for each queue: its token; `confirmed_offset`, the offset of the owner's last record (claim
   or renewal) that it has read back; the position to continue from; and how often each unfinished message has failed
   (`reconsume_counts`: pairs of offset and count, counts of 1 and more), the first of them with its cause for people.
+* A command is written by a person, not by a member. It names one message and the token of the queue's owner. That owner
+  alone obeys, and only while its lease holds; a command with another token does nothing, then or later. For all others,
+  and for the fold of every member, it is a record that is ignored: a version that does not know commands agrees.
 """
 
+from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -28,15 +32,18 @@ from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
+    "BY_CHARS",
     "CAUSE_CHARS",
     "GROUP_LOG_VERSION",
     "LEASE_MAX_MS",
     "ClaimRecord",
     "ClaimedQueue",
+    "CommandRecord",
     "GroupRecord",
     "LeaseEntry",
     "LeaveRecord",
     "MemberRecord",
+    "QueueCommand",
     "ReleaseRecord",
     "RenewRecord",
     "decode_group_record",
@@ -56,6 +63,9 @@ _Count = Annotated[int, Field(ge=1, le=INT_MAX)]
 
 CAUSE_CHARS: Final = 200
 """The longest cause of a failing message."""
+
+BY_CHARS: Final = 300
+"""The longest name of a person who gives a command."""
 
 
 class _Part(BaseModel):
@@ -153,21 +163,60 @@ class LeaveRecord(_Record):
 
 
 GroupRecord = ClaimRecord | RenewRecord | ReleaseRecord | MemberRecord | LeaveRecord
+"""What members write."""
+
+
+class QueueCommand(StrEnum):
+    """What the owner of a queue is to do with a message that keeps failing."""
+
+    TRY_NOW = "try-now"
+    """End its wait: the next attempt comes now."""
+    DEAD_LETTER = "dead-letter"
+    """Make it a dead letter without another attempt, and continue behind it when that is stored."""
+
+
+class CommandRecord(_Part):
+    """A person commands the owner of a queue.
+
+    Attributes:
+        do: what it is to do.
+        topic: topic of the queue.
+        queue_id: its partition.
+        token: fencing token of the owner that is to obey.
+        offset: of the message, which has failed and is not finished; otherwise nothing is done.
+        by: the person, for people only.
+    """
+
+    v: Literal[1] = GROUP_LOG_VERSION
+    kind: Literal["command"] = "command"
+    do: QueueCommand
+    topic: _Name
+    queue_id: Annotated[int, Field(ge=0, le=INT_MAX)]
+    token: _Offset
+    offset: _Offset
+    by: Annotated[str, Field(min_length=1, max_length=BY_CHARS)]
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue as a `MessageQueue`."""
+        return MessageQueue(self.topic, queue_id=self.queue_id)
 
 
 class _Envelope(_Part):
     v: int
 
 
-_RECORD: Final[TypeAdapter[GroupRecord]] = TypeAdapter(Annotated[GroupRecord, Field(discriminator="kind")])
+_RECORD: Final[TypeAdapter[GroupRecord | CommandRecord]] = TypeAdapter(
+    Annotated[GroupRecord | CommandRecord, Field(discriminator="kind")]
+)
 
 
-def encode_group_record(record: GroupRecord) -> bytes:
+def encode_group_record(record: GroupRecord | CommandRecord) -> bytes:
     """Return the value of the Kafka record: JSON in UTF-8, fields in the order of this file, without absent ones."""
     return record.model_dump_json(exclude_none=True).encode()
 
 
-def decode_group_record(value: bytes | None) -> GroupRecord:
+def decode_group_record(value: bytes | None) -> GroupRecord | CommandRecord:
     """Decode the value of a record of the group log.
 
     Args:

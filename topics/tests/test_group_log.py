@@ -12,10 +12,12 @@ from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
+    CommandRecord,
     GroupRecord,
     LeaseEntry,
     LeaveRecord,
     MemberRecord,
+    QueueCommand,
     ReleaseRecord,
     RenewRecord,
     decode_group_record,
@@ -26,7 +28,7 @@ from rocketshim_topics.message_queue import MessageQueue
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "group_log.json").read_text(encoding="utf-8"))
 BASE = 1_700_000_000_000
 CLIENT = "10.0.0.1@7@0"
-RECORDS: dict[str, GroupRecord] = {
+RECORDS: dict[str, GroupRecord | CommandRecord] = {
     "member": MemberRecord(client_id=CLIENT, incarnation="5f0c", seq=1, lease_ms=60_000, strategy="AVG"),
     "member of Kafka's group protocol, base known": MemberRecord(
         client_id=CLIENT, incarnation="5f0c", seq=2, lease_ms=60_000, base=BASE
@@ -92,6 +94,12 @@ RECORDS: dict[str, GroupRecord] = {
         queues=(LeaseEntry(topic="orders", queue_id=3, token=BASE + 2, confirmed_offset=5, next_offset=121),),
     ),
     "leave": LeaveRecord(client_id=CLIENT, incarnation="5f0c", seq=7, lease_ms=60_000, base=BASE),
+    "command to try now": CommandRecord(
+        do=QueueCommand.TRY_NOW, topic="orders", queue_id=3, token=BASE + 2, offset=118, by="ann@ops1"
+    ),
+    "command to make a dead letter": CommandRecord(
+        do=QueueCommand.DEAD_LETTER, topic="orders", queue_id=3, token=BASE + 2, offset=118, by="ann@ops1"
+    ),
 }
 
 
@@ -164,6 +172,9 @@ MALFORMED = {
         "renew with counts",
         queues=[{"topic": "o", "queue_id": 1, "token": 1, "confirmed_offset": 1, "reconsume_counts": [[5, 0]]}],
     ),
+    "command that no version knows": changed("command to try now", do="skip"),
+    "command of nobody": changed("command to try now", by=""),
+    "command without a token": without("command to try now", "token"),
     "negative position": changed(
         "release", queues=[{"topic": "o", "queue_id": 1, "token": 1, "confirmed_offset": 1, "next_offset": -1}]
     ),
@@ -225,11 +236,20 @@ records = st.one_of(
     st.builds(ReleaseRecord, **common, base=numbers, queues=st.lists(held, min_size=1, max_size=3).map(tuple)),
     st.builds(MemberRecord, **common, base=st.none() | numbers, strategy=st.none() | names),
     st.builds(LeaveRecord, **common, base=st.none() | numbers),
+    st.builds(
+        CommandRecord,
+        do=st.sampled_from(QueueCommand),
+        topic=names,
+        queue_id=st.integers(0, 2**31 - 1),
+        token=numbers,
+        offset=numbers,
+        by=names,
+    ),
 )
 
 
 @given(records)
-def test_every_record_survives_the_wire(record: GroupRecord) -> None:
+def test_every_record_survives_the_wire(record: GroupRecord | CommandRecord) -> None:
     assert decode_group_record(encode_group_record(record)) == record
 
 

@@ -4,6 +4,18 @@ import re
 from pathlib import Path
 
 from rocketshim_topics import DelayLevels, decode
+from rocketshim_topics.group_log import (
+    CAUSE_CHARS,
+    ClaimedQueue,
+    ClaimRecord,
+    CommandRecord,
+    LeaseEntry,
+    LeaveRecord,
+    MemberRecord,
+    QueueCommand,
+    ReleaseRecord,
+    RenewRecord,
+)
 from rocketshim_topics.hops import COMMANDS, MAX_FAIL_CLASS_BYTES
 from rocketshim_topics.message import MAX_PROPERTIES, MAX_PROPERTIES_BYTES
 from rocketshim_topics.partitioner import TIMER_PARTITIONS
@@ -31,6 +43,25 @@ def test_timer_commands_and_partitions_are_the_code_s() -> None:
     assert set(re.findall(r"^\| `([A-Z-]+)` \|", table, flags=re.MULTILINE)) == COMMANDS
     assert f"`rmq.timers` (append time, {TIMER_PARTITIONS} partitions" in PAGE
     assert f"mod {TIMER_PARTITIONS}, however" in PAGE
+
+
+def test_kinds_and_fields_of_the_group_log_are_the_code_s() -> None:
+    section = PAGE.split("## The group log")[1].split("\n## ")[0]
+    shown: dict[str, set[str]] = {}
+    for line in section.splitlines():
+        if line.startswith("| `") and "fields" not in line:
+            kinds, fields = (re.findall("`([a-z_]+)`", cell) for cell in line.split("|")[1:3])
+            shown |= {kind: set(fields) for kind in kinds}
+    common = set(LeaveRecord.model_fields) - {"kind"}
+    assert all(f"`{name}`" in section for name in common)
+    models = (ClaimRecord, RenewRecord, ReleaseRecord, MemberRecord, LeaveRecord, CommandRecord)
+    written = {model.model_fields["kind"].default: set(model.model_fields) - common - {"kind"} for model in models}
+    written["claim"] |= set(ClaimedQueue.model_fields)
+    for kind in ("renew", "release"):
+        written[kind] |= set(LeaseEntry.model_fields)
+    assert shown == written
+    assert f"`cause`, {CAUSE_CHARS} characters at most" in section
+    assert " or ".join(f"`{each}`" for each in QueueCommand) in section
 
 
 def test_example_is_well_formed_and_in_the_queue_of_the_rule() -> None:

@@ -158,7 +158,12 @@ def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(f"{ours}retry.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="retry; dlq apply; doctor", prefixed=True)
     yield _topic(f"{ours}dlq.", "READ", "DESCRIBE_CONFIGS", why="dlq; doctor", prefixed=True)
     yield _topic(
-        f"{ours}group.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="group locks, release; doctor", prefixed=True
+        f"{ours}group.",
+        "READ",
+        "WRITE",
+        "DESCRIBE_CONFIGS",
+        why="group locks, dead-letter; doctor",
+        prefixed=True,
     )
     yield _topic(names.check_prefix, "READ", "DESCRIBE_CONFIGS", why="topic; doctor", prefixed=True)
     yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")

@@ -1,7 +1,12 @@
-"""Snapshot of a group's log: read it once from its first record to its current end, and fold it."""
+"""Snapshot of a group's log: read it once from its first record to its current end, and fold it.
 
+`GroupLogReader` may read on, for a person who waits for what a record of theirs does.
+"""
+
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Self
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -13,15 +18,25 @@ from rocketshim.locks.fold import GroupLog, LeaseOutcome, Owner
 from rocketshim.locks.log_clients import log_reader_config
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import LeaseEntry, ReleaseRecord, decode_group_record
+from rocketshim_topics.group_log import CommandRecord, LeaseEntry, ReleaseRecord, RenewRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["GroupLogStanding", "group_log", "read_group_log", "release_record"]
+__all__ = ["GroupLogReader", "GroupLogStanding", "StoredCommand", "group_log", "read_group_log", "release_record"]
 
 _TIMEOUT_S: Final = 30.0
 _SILENCE_TIMEOUT_S: Final = 30.0
 _OPERATOR_SEQ: Final = 2**63 - 1
+_COMMANDS_SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommand:
+    """A person's command in a group's log."""
+
+    offset: int  # in the log
+    append_ms: int  # epoch ms of the broker's clock
+    record: CommandRecord
 
 
 @dataclass(slots=True)
@@ -30,23 +45,61 @@ class GroupLogStanding:
 
     * `last_append_ms`: append time of its last record, epoch ms of the broker's clock; None: it has no record.
     * `confirmed`: offset of the last record that claimed or renewed a queue.
+    * `reported`: what the owner of a queue last reported, and the append time.
+    * `commands`: the newest ones, the oldest of them first.
     """
 
     log: GroupLog  # the folded log
     last_append_ms: int | None = None
     leases_ms: dict[Owner, int] = field(default_factory=dict)  # length of the lease that each owner requests, in ms
     confirmed: dict[MessageQueue, int] = field(default_factory=dict)
+    reported: dict[MessageQueue, tuple[int, LeaseEntry]] = field(default_factory=dict)
+    commands: list[StoredCommand] = field(default_factory=list)
+
+    def trouble(self, queue: MessageQueue) -> tuple[int | None, str | None]:
+        """Return since when the first failing message of a queue fails, epoch ms, and its cause; None: not known."""
+        at_ms, entry = self.reported.get(queue, (0, None))
+        if entry is None or entry.reconsume_counts != self.log.lock(queue).reconsume_counts:
+            return None, None
+        return None if entry.failing_ms is None else at_ms - entry.failing_ms, entry.cause
 
 
 def group_log(settings: ConnectionSettings, group: str, clients: Clients | None = None) -> GroupLogStanding:
     """Read and fold the whole log of a group with a new client; errors as of `read_group_log`."""
-    complaints = LastClientError()
-    config = {**complaints.settings, **log_reader_config(settings, group)}
-    consumer = (clients or confluent_clients()).consumer(config)
-    try:
-        return read_group_log(consumer, TopicNames(settings.namespace).group_log(group), complaints)
-    finally:
-        consumer.close()
+    with GroupLogReader(settings, group, clients) as reader:
+        return reader.standing
+
+
+class GroupLogReader:
+    """Reads a group's log up to its present end when it is entered, and then on. One thread; errors as below."""
+
+    def __init__(self, settings: ConnectionSettings, group: str, clients: Clients | None = None) -> None:
+        complaints = LastClientError()
+        self._consumer = (clients or confluent_clients()).consumer(
+            {**complaints.settings, **log_reader_config(settings, group)}
+        )
+        self._complaints = complaints
+        self.topic = TopicNames(settings.namespace).group_log(group)
+        self.standing: GroupLogStanding
+
+    def __enter__(self) -> Self:
+        """Read the log up to its present end."""
+        try:
+            self.standing = read_group_log(self._consumer, self.topic, self._complaints)
+        except BaseException:
+            self._consumer.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the client."""
+        self._consumer.close()
+
+    def read_on(self, is_enough: Callable[[GroupLogStanding], bool], within_s: float) -> None:
+        """Read on until it is enough, or the time is over."""
+        until_s = time.monotonic() + within_s
+        while not is_enough(self.standing) and (left_s := until_s - time.monotonic()) > 0:
+            _take(self.standing, self._consumer.poll(left_s), self.topic)
 
 
 def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError) -> GroupLogStanding:
@@ -72,11 +125,17 @@ def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientE
             raise BrokerUnavailableError(
                 f"{topic}: received nothing for {_SILENCE_TIMEOUT_S:g} s at offset {standing.log.next_offset}"
             )
-        if message.error() is None:
-            _fold(standing, message.offset(), message.timestamp()[1], message.value())
-        elif is_fatal(message.error()):
-            raise BrokerUnavailableError(f"cannot read {topic}: {message.error()}")
+        _take(standing, message, topic)
     return standing
+
+
+def _take(standing: GroupLogStanding, message: Any, topic: str) -> None:
+    if message is None:
+        return
+    if message.error() is None:
+        _fold(standing, message.offset(), message.timestamp()[1], message.value())
+    elif is_fatal(message.error()):
+        raise BrokerUnavailableError(f"cannot read {topic}: {message.error()}")
 
 
 def _fold(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes | None) -> None:
@@ -88,11 +147,19 @@ def _fold(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes 
     except MalformedRecordError:
         standing.log.skip(offset, append_ms)
     else:
+        if isinstance(record, CommandRecord):
+            standing.log.skip(offset, append_ms)
+            standing.commands = [*standing.commands, StoredCommand(offset, append_ms, record)][-_COMMANDS_SHOWN:]
+            return
         folded = standing.log.fold(offset, append_ms, record)
         standing.leases_ms[Owner(record.client_id, record.incarnation)] = record.lease_ms
         for effect in folded.effects:
             if effect.outcome in {LeaseOutcome.GRANTED, LeaseOutcome.RENEWED}:
                 standing.confirmed[effect.queue] = offset
+        if isinstance(record, RenewRecord | ReleaseRecord):
+            for effect, entry in zip(folded.effects, record.queues, strict=True):
+                if effect.outcome in {LeaseOutcome.RENEWED, LeaseOutcome.RELEASED}:
+                    standing.reported[effect.queue] = append_ms, entry
 
 
 def release_record(standing: GroupLogStanding, queue: MessageQueue) -> ReleaseRecord | None:

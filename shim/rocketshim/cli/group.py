@@ -1,4 +1,4 @@
-"""`rocketshim group …`: list groups; show a group's lag, subscriptions and locks; move its positions."""
+"""`rocketshim group …`: list groups; show a group's lag, subscriptions and locks; move positions, free queues."""
 
 import json
 import re
@@ -8,32 +8,30 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
-from confluent_kafka import KafkaException
 from rich.console import Console
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
+from rocketshim.admin.queue_commands import command_owner, store_group_record
 from rocketshim.admin.record_view import count_text
+from rocketshim.admin.redrive import whoami
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName, complete_topic
 from rocketshim.cli.options import Connected, Connection, Json, Quiet, output, seconds
 from rocketshim.cli.records import echo_safe, split_partition
 from rocketshim.cli.table import show_table
-from rocketshim.errors import ConfigError, SendError
-from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import confluent_clients
-from rocketshim.kafka.reports import DeliveryReports, store
+from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader, count
 from rocketshim.observe.snapshot import GroupStanding, conflicts
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
-from rocketshim_topics.group_log import encode_group_record
+from rocketshim_topics.group_log import QueueCommand
 from rocketshim_topics.message_queue import MessageQueue
 
-_FLUSH_TIMEOUT_S: Final = 30.0
+_REPORT_S: Final = 10.0
 
 app = typer.Typer(
     help="List consumer groups; show a group's lag, subscriptions and queue locks; move its positions.",
@@ -293,9 +291,12 @@ def _show(plan: ResetPlan, *, is_applied: bool) -> None:
         typer.echo("nothing was changed; to do it, add --apply")
 
 
+def _settings(at: Connection) -> ConnectionSettings:
+    return ConnectionSettings.make(bootstrap=at.bootstrap, namespace=at.namespace, client=at.client)
+
+
 def _log(at: Connection, group: str) -> GroupLogStanding:
-    settings = ConnectionSettings.make(bootstrap=at.bootstrap, namespace=at.namespace, client=at.client)
-    return group_log(settings, group)
+    return group_log(_settings(at), group, at.clients)
 
 
 def _age_s(standing: GroupLogStanding) -> int | None:
@@ -414,8 +415,7 @@ def release(
     record = release_record(standing, wanted)
     lock = standing.log.lock(wanted)
     if record is not None and owner_is_gone:
-        log_topic = at.names.group_log(group)
-        _store(at, log_topic, encode_group_record(record))
+        store_group_record(_settings(at), at.names.group_log(group), record, at.clients)
     if as_json:
         facts = {
             "group": group,
@@ -440,14 +440,58 @@ def release(
         raise typer.Exit(FINDING)
 
 
-def _store(at: Connection, topic: str, value: bytes) -> None:
-    producer = (at.clients or confluent_clients()).producer(
-        merge(at.client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": at.bootstrap})
+Failing = Annotated[
+    str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The failing message, as `group locks` shows it.")
+]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it, only show the message and the queue's owner.")]
+
+
+@app.command("try-now", epilog="Example: rocketshim group try-now payments orders/3/118 --apply")
+def try_now(*, group: GroupName, record: Failing, at: Connected, apply: Apply = False, as_json: Json = False) -> None:
+    """Show a failing message of an orderly queue, and with --apply have it tried again now.
+
+    The queue's owner ends the message's wait. The command waits for the result and shows it. Exit code 2 if the message
+    does not fail, or nothing was done.
+    """
+    _command(at, group, record, QueueCommand.TRY_NOW, apply=apply, as_json=as_json)
+
+
+@app.command("dead-letter", epilog="Example: rocketshim group dead-letter payments orders/3/118 --apply")
+def dead_letter(
+    *, group: GroupName, record: Failing, at: Connected, apply: Apply = False, as_json: Json = False
+) -> None:
+    """Show a failing message of an orderly queue, and with --apply make it a dead letter: its queue goes on.
+
+    The queue's owner stores it in the group's dead-letter topic, without another attempt, and goes on when it is
+    stored. Nothing is lost: `dlq plan` sends it again, or discards it. The command waits for the result and shows it.
+    Exit code 2 if the message does not fail, or nothing was done.
+    """
+    _command(at, group, record, QueueCommand.DEAD_LETTER, apply=apply, as_json=as_json)
+
+
+def _command(at: Connection, group: str, record: str, do: QueueCommand, *, apply: bool, as_json: bool) -> None:
+    where, offset = split_partition(record)
+    topic, number = split_partition(where)
+    if number is None or offset is None:
+        raise ConfigError(f"{record!r:.80}: write TOPIC/PARTITION/OFFSET, as `rocketshim group locks` shows it")
+    queue = MessageQueue(at.names.physical(topic), queue_id=number)
+    result = command_owner(
+        _settings(at), group, queue, offset, do if apply else None, by=whoami(), wait_s=_REPORT_S, clients=at.clients
     )
-    why: object = "no answer"
-    try:
-        if store(producer, DeliveryReports(), _FLUSH_TIMEOUT_S, topic, value, partition=0) is not None:
-            return
-    except KafkaException as error:
-        why = error.args[0]
-    raise SendError(f"cannot confirm the release of the queue: {why}; run the command again")
+    before, after = result.before, result.after
+    is_done = after is not None and after.token == before.token
+    if as_json:
+        facts = {"group": group, "record": before.address, "owner": before.owner, "token": before.token}
+        facts |= {"attempts": before.attempts, "stored_at": result.stored_at}
+        facts |= {"attempts_after": after.attempts if after is not None and is_done else None}
+        typer.echo(json.dumps(facts))
+    elif before.why_not is not None:
+        echo_safe(f"{before.why_not}; nothing was done")
+    elif not apply:
+        attempts = count_text(before.attempts, "time")
+        echo_safe(f"{before.address} has failed {attempts}; its queue is held by {before.owner}")
+        typer.echo("nothing was changed; to do it, add --apply")
+    else:
+        echo_safe(result.text(do))
+    if before.why_not is not None or (apply and not is_done):
+        raise typer.Exit(FINDING)

@@ -12,21 +12,25 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.doctor import Finding, Severity, set_up
-from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
+from rocketshim.admin.group_log_snapshot import GroupLogStanding, StoredCommand, group_log
+from rocketshim.admin.queue_commands import FailingRecord, command_owner, failing_records
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import whoami
 from rocketshim.console.context import Console
-from rocketshim.console.forms import Selection
+from rocketshim.console.forms import Form, Selection, whole
 from rocketshim.console.reading import BoundedReading, read_newest
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.logs import safe_logger
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.finding import Installation
 from rocketshim.observe.groups import GroupReader
@@ -36,14 +40,17 @@ from rocketshim.observe.tables import levels_table
 from rocketshim.observe.verdict import verdict
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.group_log import QueueCommand
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import Layout
+from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import headers_shown
 
 __all__ = [
     "EDGES",
     "DoctorVisits",
     "Sparkline",
+    "command",
     "doctor",
     "group",
     "groups",
@@ -57,6 +64,7 @@ __all__ = [
     "workers",
 ]
 
+_LOG: Final = safe_logger("rocketshim.console")
 _ON_A_PAGE: Final = 50
 _MOST_CURVES: Final = 100
 _LEAST_SPAN_MS: Final = 600_000
@@ -68,6 +76,7 @@ _OF_A_GROUP: Final[dict[Series, str]] = {
     "dead": "new dead letters a minute",
 }
 _OF_ALL: Final[dict[Series, str]] = {**_OF_A_GROUP, "waiting": "waiting messages", "parked": "newly parked a minute"}
+_REPORT_S: Final = 3.0
 EDGES: Final = (
     *((0, "due now"), (10_000, "10 s"), (60_000, "1 min"), (300_000, "5 min"), (900_000, "15 min")),
     *((1_800_000, "30 min"), (3_600_000, "1 h"), (7_200_000, "2 h"), (21_600_000, "6 h"), (86_400_000, "1 d")),
@@ -280,6 +289,9 @@ def group(request: Request) -> Response:
         problem=problem,
         conflicts=[] if members is None else conflicts(members, retry_topic=names.retry(name)),
         locks=locks,
+        failing=list(islice(failing_records(locks), _ON_A_PAGE)) if locks else [],
+        commands=[] if locks is None else [(each, _became(locks, each)) for each in reversed(locks.commands)],
+        stored=whole(request.query_params, "stored"),
         retry_topic=names.retry(name),
         dead_topic=names.dead_letter(name),
         command=console.command("group lag", name),
@@ -299,12 +311,44 @@ def _described(console: Console, group: str) -> tuple[GroupStanding | None, str 
 
 def _locks(console: Console, group: str) -> GroupLogStanding | None:
     """Return the group's log; None: the group has none, because it never consumed in order."""
-    connection = ConnectionSettings.make(
-        bootstrap=console.settings.bootstrap, namespace=console.settings.namespace, client=console.settings.client
-    )
     with suppress(TopicMissingError, ConfigError):
-        return group_log(connection, group, console.clients)
+        return group_log(_connection(console), group, console.clients)
     return None
+
+
+def _connection(console: Console) -> ConnectionSettings:
+    settings = console.settings
+    return ConnectionSettings.make(bootstrap=settings.bootstrap, namespace=settings.namespace, client=settings.client)
+
+
+def _became(standing: GroupLogStanding, command: StoredCommand) -> str:
+    record = command.record
+    return FailingRecord.of(standing, record.queue, record.offset).outcome(record.token)
+
+
+def command(request: Request, form: Form) -> Response:
+    """Have the owner of an orderly queue try a failing message now, or make it a dead letter."""
+    console, name = Console.of(request), request.path_params["group"]
+    number, offset, do = whole(form, "partition"), whole(form, "offset"), form.get("do", "")
+    if number is None or offset is None or do not in set(QueueCommand):
+        raise ConfigError("give the partition and offset of a message, and do: try-now or dead-letter")
+    result = command_owner(
+        _connection(console),
+        name,
+        MessageQueue(console.names.physical(form.get("topic", "")), queue_id=number),
+        offset,
+        QueueCommand(do),
+        by=f"{request.state.person.name} (console of {whoami()})",
+        token=whole(form, "token"),
+        wait_s=_REPORT_S,
+        clients=console.clients,
+    )
+    if result.stored_at is None:
+        why = result.before.why_not or "the queue has changed hands since the page was loaded"
+        raise ConfigError(f"{why}: nothing was done; look again")
+    facts = {"group": name, "record": result.before.address, "do": do, "by": request.state.person.name}
+    _LOG.info("console.queue-commanded", extra=facts | {"offset": result.stored_at})
+    return RedirectResponse(console.url("groups", name, stored=str(result.stored_at)), 303)
 
 
 def workers(request: Request) -> Response:

@@ -267,6 +267,7 @@ _WRITES: Final[dict[str, Write]] = {
     "/plans/{plan}/stop": plans.stop,
     "/timers/command": timers.command,
     "/topics/{topic}/messages": topics.send,
+    "/groups/{group}/command": observed.command,
 }
 """Path to the handler of a form that changes something; operators only, and only with `operate`."""
 

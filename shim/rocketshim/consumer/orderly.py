@@ -22,6 +22,8 @@ The rules that concern offsets:
 * The start offset is committed with the new token before the partition is read.
 * Broadcasting needs no locks: there each assigned partition is started in the next turn, or when the run before it is
   drained.
+* A person's command for a message (`locks.holder.Commanded`) is obeyed only under the lease that it came with. Its
+  effect is that of an attempt that comes early, or of a failure at the limit: nothing is passed before it is stored.
 * There is no consume timeout: a listener call that hangs blocks its partition (as in RocketMQ).
 
 Listener threads run the runs that are handed out: `OrderlyRunner` calls the listener for the messages of one, in order,
@@ -43,6 +45,7 @@ up to the first answer that stops.
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -76,14 +79,15 @@ from rocketshim.core.orderly_queue import (
 from rocketshim.core.partition import FlowLimits, PauseReason
 from rocketshim.core.start_position import LookupRotation
 from rocketshim.core.subscriptions import Subscription
-from rocketshim.core.user_values import as_int, attribute, one_line, safe_text
+from rocketshim.core.user_values import as_int, attribute, safe_text
+from rocketshim.locks.holder import Commanded
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.group_log import CAUSE_CHARS
+from rocketshim_topics.group_log import CommandRecord, QueueCommand
 from rocketshim_topics.kafka_codes import REBALANCING
 from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
@@ -148,7 +152,25 @@ class OrderlyDispatch(Dispatch[OrderlyQueue]):
             counts[offset] = max(counts.get(offset, 0), times - 1)
         return sorted(counts.items())
 
+    def obey(self, queue: OrderlyQueue, command: CommandRecord) -> None:
+        """Do what a person wants done with a message of a queue that this process owns now, and log it."""
+        is_done = (
+            queue.give_up(command.offset, command.by)
+            if command.do is QueueCommand.DEAD_LETTER
+            else queue.try_now(command.offset)
+        )
+        facts = {"record": f"{queue.key}/{command.offset}", "do": command.do.value, "by": command.by}
+        _LOG.info(
+            "consumer.commanded", extra=facts | {"effect": "accepted" if is_done else "nothing: it does not wait"}
+        )
+
     def _take_few(self, queue: OrderlyQueue, limit: int) -> OrderlyTask | None:
+        for each in queue.take_given_up():
+            failure = each.task.failure or Failure(
+                "Suspended", "it failed under the queue's last owner", self._wall_ms()
+            )
+            each.task.failure = replace(failure, text=f"[given up by {each.by}] {failure.text}", unhandled=False)
+            self._perform(each.task, [each.dead_letter])
         task = queue.take(limit, self._now_ms())
         if task is not None:
             task.lease = self._leases[queue.key]
@@ -229,7 +251,7 @@ class OrderlyDispatch(Dispatch[OrderlyQueue]):
         times = action.reconsume_times
         failure, _ = task.why(action.message)
         if failure is not None:
-            task.queue.note_cause(action.message, one_line(f"{failure.exception_class}: {failure.text}")[:CAUSE_CHARS])
+            task.queue.note_failure(action.message, failure)
             self.send_back.suspended(action.message, failure, times, max(0, action.until_ms - self._now_ms()))
         stuck = action.forever and times >= _STUCK_FROM
         if stuck:
@@ -286,6 +308,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
         """Start and end partitions, and report progress."""
         if self._log is not None:
             self._take_leases(self._log)
+            self._obey(self._log.commanded)
             if self._log.error is not None:
                 raise self._log.error
         elif len(self._leases) < len(self._assigned):
@@ -383,6 +406,14 @@ class OrderlyMode(Mode[OrderlyQueue]):
             elif not lease.is_released:  # it comes too late, or leaves already
                 self._draining[key] = lease
         self._end_drained()
+
+    def _obey(self, commanded: SimpleQueue[Commanded]) -> None:
+        while commanded.qsize():
+            command = commanded.get()
+            key = command.lease.key
+            queue = self.get(key)
+            if queue is not None and self._leases.get(key) is command.lease and self._owns(key):
+                self.dispatch.obey(queue, command.record)
 
     def _stop_using(self, key: TopicPartitionKey) -> None:
         """Use the lease of a partition no longer, if it has one."""

@@ -8,6 +8,9 @@ Messages that were not reached are put back.
 * A message is pending, in the run, being evaluated (its batch was suspended and dead letters are being stored), open,
   or finished. `OffsetTracker` knows the position to commit.
 * After 60 s of runs without a pause the queue yields for 10 ms.
+* A person may give up a message that has failed, or have it tried now (`give_up`, `try_now`). It is given up when no
+  listener has a message of the queue: without another attempt it becomes a dead letter, as at its limit. Messages that
+  are open stay open.
 * Counts are kept per offset until the message is finished. They are given at construction (from the release or renewal
   of the last owner) and read for the next owner, so that they survive restarts and rebalances.
 * **By key** (`key_of`): a stop blocks only the messages with the keys of the failed batch. They wait in *backlogs*, one
@@ -61,8 +64,10 @@ from typing import Any, Final
 
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.offset_tracker import OffsetTracker
+from rocketshim.core.user_values import one_line
 from rocketshim.locks.lease import Lease, ReconsumeCounts, Trouble
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.group_log import CAUSE_CHARS
 from rocketshim_topics.hops import Failure
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -71,6 +76,7 @@ __all__ = [
     "SUSPEND_MAX_MS",
     "SUSPEND_MIN_MS",
     "BatchAnswer",
+    "GivenUp",
     "OrderlyAction",
     "OrderlyQueue",
     "OrderlyTask",
@@ -148,6 +154,9 @@ class Suspended:
 
 
 OrderlyAction = ToDeadLetters | Suspended
+
+_NO_CALL: Final = BatchAnswer(1, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, dead_letter=True, skipped=True)
+"""Stands for the answer of a listener about a message that was given up."""
 
 
 class OrderlyTask:
@@ -244,7 +253,7 @@ class _Attempts:
     Counts are kept until a message is finished. A message that was not counted yet may carry a count of its own.
     """
 
-    __slots__ = ("_limit", "_message_limit", "_since_ms", "_stored_count", "causes", "counts")
+    __slots__ = ("_limit", "_message_limit", "_since_ms", "_stored_count", "counts", "failures")
 
     def __init__(
         self,
@@ -255,7 +264,7 @@ class _Attempts:
     ) -> None:
         self.counts = dict(counts)
         self._since_ms: dict[int, int] = {}  # first failure here
-        self.causes: dict[int, str] = {}  # class and text of the last failure
+        self.failures: dict[int, Failure] = {}  # the last one here
         self._limit = _FOREVER if limit == -1 else limit
         self._stored_count = stored_count
         self._message_limit = message_limit
@@ -285,8 +294,10 @@ class _Attempts:
 
     def trouble(self, offset: int) -> Trouble | None:
         """Return since when a message has failed here, and why; None: not known."""
-        since_ms, cause = self._since_ms.get(offset), self.causes.get(offset)
-        return None if since_ms is None or cause is None else (since_ms, cause)
+        since_ms, failure = self._since_ms.get(offset), self.failures.get(offset)
+        if since_ms is None or failure is None:
+            return None
+        return since_ms, one_line(f"{failure.exception_class}: {failure.text}")[:CAUSE_CHARS]
 
     def forget(self, offsets: Collection[int]) -> None:
         """Forget messages that are finished, or do not exist any more."""
@@ -294,12 +305,22 @@ class _Attempts:
             for offset in offsets:
                 self.counts.pop(offset, None)
                 self._since_ms.pop(offset, None)
-                self.causes.pop(offset, None)
+                self.failures.pop(offset, None)
 
     def drop(self) -> None:
         """Forget everything; the former counts are not cleared, since a listener thread may read them."""
         self.counts = {}
-        self._since_ms, self.causes = {}, {}
+        self._since_ms, self.failures = {}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A message that a person has given up: perform `dead_letter` for `task`, which has its last failure here."""
+
+    task: OrderlyTask
+    dead_letter: ToDeadLetters
+    by: str
+    """The person."""
 
 
 class _SuspendedBatch:
@@ -445,6 +466,28 @@ class _Order:
             if self._due:
                 return
 
+    def remove(self, offset: int) -> Any | None:
+        """Remove a message that is not taken and end the wait of those behind it; None: it is not here."""
+        messages = self.end_wait(offset)
+        at = None if messages is None else _index(messages, offset)
+        if messages is None or at is None:
+            return None
+        message = messages[at]
+        del messages[at]
+        self._backlogs = {key: each for key, each in self._backlogs.items() if each.messages}
+        return message
+
+    def end_wait(self, offset: int) -> deque[Any] | None:
+        """End the wait of a message, and of those that wait with it; return them all. None: it is not here."""
+        if _index(self.pending, offset) is not None:
+            self.not_before_ms = None
+            return self.pending
+        for key, backlog in self._backlogs.items():
+            if _index(backlog.messages, offset) is not None:
+                heapq.heappush(self._waiting, self._new_stop(key, 0))
+                return backlog.messages
+        return None
+
     def _is_current(self, stop: _Stop) -> bool:
         """Return whether this is the last stop of a backlog; it is not if the backlog was emptied or stopped again."""
         backlog = self._backlogs.get(stop[2])
@@ -485,8 +528,9 @@ class OrderlyQueue:
     """
 
     __slots__ = (
-        "_attempts", "_open", "_order", "_run_since_ms", "_suspend_ms", "_suspended", "_tracker", "dropped", "epoch",
-        "key", "msg_bytes", "msg_count", "next_put", "out", "reported", "run_limit", "suspect_until", "withheld",
+        "_attempts", "_given_up", "_open", "_order", "_run_since_ms", "_suspend_ms", "_suspended", "_tracker",
+        "dropped", "epoch", "key", "msg_bytes", "msg_count", "next_put", "out", "reported", "run_limit",
+        "suspect_until", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -517,6 +561,7 @@ class OrderlyQueue:
         self._attempts = _Attempts(max_reconsume_times, reconsume_counts, stored_count, message_limit)
         self._order = _Order(key_of, self._attempts.counts)
         self._suspended: dict[int, _SuspendedBatch] = {}  # by offset of each dead letter that is being stored
+        self._given_up: dict[int, str] = {}  # by offset: who gave the message up
         self._open: list[tuple[Any, bool]] = []  # each with whether it is dead-lettered
         self._tracker = OffsetTracker()
         self._run_since_ms: int | None = None
@@ -616,6 +661,43 @@ class OrderlyQueue:
         suspended.dead.append(suspended.waiting.pop(offset))
         return [] if suspended.waiting else self._conclude(suspended, now_ms)
 
+    def try_now(self, offset: int) -> bool:
+        """End the wait of a message that has failed; return whether it was waiting here."""
+        return self._has_failed(offset) and self._order.end_wait(offset) is not None
+
+    def give_up(self, offset: int, by: str) -> bool:
+        """Have `take_given_up` return a message that has failed; return whether it has, and is not finished."""
+        if self._has_failed(offset) and offset not in self._suspended:
+            self._given_up[offset] = by
+            return True
+        return False
+
+    def take_given_up(self) -> list[GivenUp]:
+        """Return what was given up, no listener has, and is still not finished; the queue waits for the dead letters.
+
+        Decides: When does an orderly queue pass a message that a person has given up? As at its limit, when its dead
+            letter is stored: `dead_lettered`. A message that a listener has is asked for again when it has failed.
+        """
+        found: list[GivenUp] = []
+        if not self._given_up or self.withheld or self.dropped or not self.is_drained:
+            return found
+        attempts = self._attempts
+        for offset, by in list(self._given_up.items()):
+            message = self._order.remove(offset) if offset in attempts.counts else None
+            if message is not None:
+                suspended = self._suspended[offset] = _SuspendedBatch(_NO_CALL)
+                suspended.waiting[offset] = message
+                task = OrderlyTask(self, [message], attempts.counts)
+                task.failure = attempts.failures.get(offset)
+                found.append(GivenUp(task, ToDeadLetters(message, max(0, attempts.of(message) - 1)), by))
+            if message is not None or offset not in attempts.counts:
+                del self._given_up[offset]
+        return found
+
+    def _has_failed(self, offset: int) -> bool:
+        """Return whether a message has failed, and is not finished; also if its attempts were under the last owner."""
+        return offset in self._attempts.counts and not self.withheld
+
     def withhold(self) -> int:
         """Start no further run; a run in progress ends after its current call, and keeps its messages: return 0."""
         self.withheld = True
@@ -677,9 +759,9 @@ class OrderlyQueue:
         counts = self.reconsume_counts
         return self.next_offset, counts, self._attempts.trouble(counts[0][0]) if counts else None
 
-    def note_cause(self, message: Any, cause: str) -> None:
-        """Remember why a message has failed, for those who look at the group's log."""
-        self._attempts.causes[message.offset() or 0] = cause
+    def note_failure(self, message: Any, failure: Failure) -> None:
+        """Remember why a message has failed, for those who look at the group's log, and for its dead letter."""
+        self._attempts.failures[message.offset() or 0] = failure
 
     def failing(self, now_ms: int) -> tuple[int, int]:
         """Return the failed attempts of the oldest failing message, and how long it has been failing, in ms.
@@ -788,6 +870,10 @@ class OrderlyQueue:
         offsets = [_offset(message) for message in messages]
         self._attempts.forget(offsets)
         self._tracker.finish(offsets)
+
+
+def _index(messages: Iterable[Any], offset: int) -> int | None:
+    return next((at for at, message in enumerate(messages) if message.offset() == offset), None)
 
 
 def _offset(message: Any) -> int:

@@ -267,7 +267,7 @@ class GroupLog:
         return Folded(offset, owner, record.seq, effects, restarted, members_changed)
 
     def skip(self, offset: int, append_ms: int) -> Folded:
-        """Skip a malformed record: it is void, but it moves log time."""
+        """Skip a malformed record, or a person's command: it is void, but it moves log time."""
         restarted = self._advance(offset, append_ms, None)
         self._infer_base()
         return Folded(offset, None, None, (), restarted, self._forget_members())

@@ -22,6 +22,7 @@ from rocketshim.locks.lease import (
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
+    CommandRecord,
     GroupRecord,
     LeaseEntry,
     LeaveRecord,
@@ -32,11 +33,20 @@ from rocketshim_topics.group_log import (
 from rocketshim_topics.limits import in_batches
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["TRANSITIONS", "LockEvent", "LockState", "QueueLockAction", "QueueLockHolder"]
+__all__ = ["TRANSITIONS", "Commanded", "LockEvent", "LockState", "QueueLockAction", "QueueLockHolder"]
 
-QueueLockAction = GroupRecord | Lease
-"""What the shell does, in this order. It passes on a lease that was granted or stopped, and appends a record
-immediately, with one idempotent producer: an older record of a member never arrives after a newer one. It calls
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """A person's command for the queue of a lease that this member relies on."""
+
+    lease: Lease
+    record: CommandRecord
+
+
+QueueLockAction = GroupRecord | Lease | Commanded
+"""What the shell does, in this order. It passes on a lease that was granted or stopped, or a command, and appends a
+record immediately, with one idempotent producer: an older record of a member never arrives after a newer one. It calls
 `send_failed` for one that certainly was not appended. Nothing follows a `LeaveRecord`."""
 
 _NEVER_MS: Final = 2**62
@@ -113,6 +123,7 @@ class Slot:
     reconsume_counts: ReconsumeCounts = ()
     trouble: Trouble | None = None
     renews_now: bool = False
+    is_watched: bool = False  # a person has given a command, and waits for what it does
 
     def advance(self, event: LockEvent) -> None:
         """Enter the next state; a lease without belief ends. Raise ValueError if the event cannot happen here."""
@@ -273,6 +284,19 @@ class QueueLockHolder:
         self._forget_idle(None if folded.has_restarted else [effect.queue for effect in folded.effects])
         return actions
 
+    def command(self, record: CommandRecord, now_ms: int) -> list[QueueLockAction]:
+        """Pass a person's command on if it is for a lease of this member that may be used; ignore every other.
+
+        Decides: Who obeys a command for a message of an orderly queue? The member with the token that it names, while
+            it relies on that lease. A token is never given out twice, so a late command finds nobody.
+        """
+        actions = self._pass_time(now_ms)
+        slot = self._slots.get(record.queue)
+        if slot is not None and slot.state is LockState.HOLDING and slot.lease.token == record.token:
+            slot.is_watched = True
+            actions.append(Commanded(slot.lease, record))
+        return actions
+
     def log_lost(self, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
         """End all beliefs: the log was created again, or truncated before it was read. A new fold and `begin` follow.
 
@@ -298,7 +322,7 @@ class QueueLockHolder:
 
         `next_offset` is the position after the longest finished prefix; None: nothing is finished yet. A position that
         goes back (the topic was created again) is renewed by the next `tick`; so is the first message that keeps
-        failing, for the person who looks why the queue does not go on, and that none does any more.
+        failing, for the person who looks why the queue does not go on, that none does any more, and what a command did.
         """
         slot = self._slots.get(lease.queue)
         if slot is not None and slot.lease is lease:
@@ -306,8 +330,9 @@ class QueueLockHolder:
                 if slot.next_offset is not None and next_offset < slot.next_offset:
                     slot.renews_now = True  # before a commit of this owner is taken for one of the former positions
                 slot.next_offset = next_offset
-            if _is_stuck(reconsume_counts) != _is_stuck(slot.reconsume_counts):
-                slot.renews_now = True
+            has_changed = slot.is_watched and reconsume_counts != slot.reconsume_counts
+            if has_changed or _is_stuck(reconsume_counts) != _is_stuck(slot.reconsume_counts):
+                slot.renews_now, slot.is_watched = True, False
             slot.reconsume_counts, slot.trouble = reconsume_counts, trouble
 
     def release(
@@ -532,7 +557,7 @@ class QueueLockHolder:
                 slot.sent_ms = sent_ms
                 slot.confirm(sent_ms, self._settings.lock_hold_ms)
                 slot.next_offset, slot.reconsume_counts = None, effect.reconsume_counts
-                slot.claim_after_ms, slot.renews_now = None, False
+                slot.claim_after_ms, slot.renews_now, slot.is_watched = None, False, False
                 return [slot.lease]
             slot.advance(LockEvent.REFUSE)
         if wanted or (slot is not None and slot.state is not LockState.IDLE):

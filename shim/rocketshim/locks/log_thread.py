@@ -8,6 +8,7 @@ How to use it::
     lease = log.leases.get()                     # granted; and once more when it is stopped (`lease.stopped`)
     ...                                          # lease.holds(now_ms) before each listener call and each commit
     log.progress(lease, next_offset, counts)     # now and then: renewals carry it to the next owner
+    log.commanded.get()                          # what a person wants done with a message of a lease
     log.release(lease, next_offset, counts)      # it was stopped, drained and committed, so the lock may be free
     log.stop(5.0)                                # releases what is released in time, and leaves
 
@@ -46,13 +47,13 @@ from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.fold import Folded, GroupLog, Owner
-from rocketshim.locks.holder import QueueLockAction, QueueLockHolder
+from rocketshim.locks.holder import Commanded, QueueLockAction, QueueLockHolder
 from rocketshim.locks.lease import Lease, QueueLockSettings, ReconsumeCounts, StopReason, Trouble
 from rocketshim.locks.log_clients import LogReader, LogWriter, log_reader_config, token_floor
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import GroupRecord, MemberRecord, decode_group_record
+from rocketshim_topics.group_log import CommandRecord, GroupRecord, MemberRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.names import TopicNames, init_command
 
@@ -104,6 +105,7 @@ class GroupLogThread:
         strategy: str | None = None,
     ) -> None:
         self.leases: SimpleQueue[Lease] = SimpleQueue()  # granted or stopped; for one reader
+        self.commanded: SimpleQueue[Commanded] = SimpleQueue()  # for the same reader
         self.error: BaseException | None = None  # why the thread has ended by itself
         self.members: tuple[str, ...] = ()  # client ids of the live members, sorted
         self.owner = owner
@@ -322,6 +324,10 @@ class GroupLogThread:
             _LOG.warning("group.record-void", extra={"topic": self._topic, "offset": offset, "error": str(error)})
             self._observe(self._log.skip(offset, append_ms))
         else:
+            if isinstance(record, CommandRecord):
+                self._observe(self._log.skip(offset, append_ms))
+                self._perform(self._holder.command(record, self._now_ms()))
+                return
             self._checks.check_lease(record)
             self._checks.check_client_id(record)
             self._observe(self._log.fold(offset, append_ms, record))
@@ -355,6 +361,8 @@ class GroupLogThread:
                         facts = {"queue": str(lease.queue), "token": lease.token, "reason": reason.name}
                         _LOG.warning("group.lock-lost", extra=facts)
                     self.leases.put(lease)
+                case Commanded() as command:
+                    self.commanded.put(command)
                 case record:
                     self._writer.append(record)
 

@@ -48,7 +48,14 @@ from rocketshim.observe.snapshot import (
 )
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import LeaseEntry, LeaveRecord, ReleaseRecord, RenewRecord, decode_group_record
+from rocketshim_topics.group_log import (
+    CommandRecord,
+    LeaseEntry,
+    LeaveRecord,
+    ReleaseRecord,
+    RenewRecord,
+    decode_group_record,
+)
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.kafka_codes import MISSING
 from rocketshim_topics.names import TopicNames
@@ -381,6 +388,8 @@ class _Records:
         try:
             found = decode_group_record(record.value())
         except (MalformedRecordError, UnknownVersionError):
+            return
+        if isinstance(found, CommandRecord):
             return
         owner = group, f"{found.client_id} {found.incarnation}"
         if isinstance(found, LeaveRecord):

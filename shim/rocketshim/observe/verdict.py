@@ -129,8 +129,9 @@ def _blocked(at: Installation, look: Snapshot) -> Iterator[Finding]:
             f"{each.group} on {each.topic}/{each.partition}",
             f"{each.record} has failed {each.attempts} times{since}{cause}",
             f"the messages behind it wait, or those with its key: {behind} offsets",
-            f"look at it: {at.command('trace', each.record)}; correct the cause, and the queue goes on; or stop the "
-            f"group's consumers, skip the message, and start them: {_skip(at, each)}",
+            f"look at it: {at.command('trace', each.record)}; correct the cause, and the queue goes on, soonest with: "
+            f"{_command(at, 'try-now', each)}; or make the message a dead letter, and the queue goes on: "
+            f"{_command(at, 'dead-letter', each)}",
             each.since_ms,
         )
 
@@ -245,9 +246,8 @@ _CHECKS: Final[tuple[Callable[[Installation, Snapshot], Iterator[Finding]], ...]
 )
 
 
-def _skip(at: Installation, failing: FailingMessage) -> str:
-    where, beyond = f"{failing.topic}/{failing.partition}", str(failing.offset + 1)
-    return at.command("group", "reset", failing.group, "--topic", where, "--to", beyond, "--apply")
+def _command(at: Installation, do: str, failing: FailingMessage) -> str:
+    return at.command("group", do, failing.group, failing.record, "--apply")
 
 
 def _text(ms: int) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocketshim.errors import ConfigError
 from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, Owner
-from rocketshim.locks.holder import TRANSITIONS, LockEvent, LockState, QueueLockAction, QueueLockHolder
+from rocketshim.locks.holder import TRANSITIONS, Commanded, LockEvent, LockState, QueueLockAction, QueueLockHolder
 from rocketshim.locks.lease import (
     Lease,
     QueueLockSettings,
@@ -22,10 +22,12 @@ from rocketshim.locks.lease import (
 )
 from rocketshim_topics.group_log import (
     ClaimRecord,
+    CommandRecord,
     GroupRecord,
     LeaseEntry,
     LeaveRecord,
     MemberRecord,
+    QueueCommand,
     ReleaseRecord,
     RenewRecord,
     decode_group_record,
@@ -69,6 +71,13 @@ def test_heartbeats_move_log_time_and_keep_membership(heartbeat: int) -> None:
 # --- one holder ---------------------------------------------------------------------------------------------------
 
 
+def decoded(value: bytes) -> GroupRecord:
+    """Return a record of a member."""
+    record = decode_group_record(value)
+    assert not isinstance(record, CommandRecord)
+    return record
+
+
 def valid_token(holder: QueueLockHolder, queue: MessageQueue, now_ms: int) -> int | None:
     """Return the token with which a member may process and commit a queue; None: it may not."""
     slot = holder._slots.get(queue)
@@ -85,6 +94,7 @@ class Bench:
         self.holder.begin(0, self.now_ms)
         self.sent: list[GroupRecord] = []
         self.done: list[tuple[Lease, StopReason | None]] = []
+        self.commanded: list[Commanded] = []
         self.keep_back = False
         self.take(self.holder.want(wanted, self.now_ms))
         self.tick()
@@ -95,6 +105,8 @@ class Bench:
             match action:
                 case Lease(stopped=reason) as lease:
                     self.done.append((lease, reason))
+                case Commanded() as command:
+                    self.commanded.append(command)
                 case _:
                     self.sent.append(action)
                     if not self.keep_back:
@@ -453,7 +465,7 @@ def test_a_new_owner_starts_with_the_position_and_the_counts_of_the_last_one() -
     stamp = {"client_id": "b", "incarnation": "i1", "lease_ms": LEASE, "base": bench.log.base}
     for kind, queues in (("claim", [{"topic": "orders", "queue_id": 0}]), ("release", [other.model_dump()])):
         fields = stamp | {"v": 1, "kind": kind, "seq": 1, "queues": queues}
-        bench.append(decode_group_record(_json(fields)))
+        bench.append(decoded(_json(fields)))
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     assert bench.starts() == [(Q, T0 + 1_000_003, 118, ((118, 4),))]
@@ -476,9 +488,7 @@ def test_a_lock_that_the_log_gives_to_another_member_stops_immediately() -> None
             MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE),
         )
     claim = {"v": 1, "kind": "claim", "client_id": "b", "incarnation": "i1", "seq": 1, "lease_ms": LEASE}
-    record = decode_group_record(
-        _json(claim | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]})
-    )
+    record = decoded(_json(claim | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]}))
     folded = bench.log.fold(bench.log.next_offset, T0 + bench.now_ms + 100_000, record)
     assert folded.effects[0].outcome is LeaseOutcome.GRANTED
     bench.take(bench.holder.observe(folded, bench.now_ms))
@@ -495,7 +505,7 @@ def test_a_void_renewal_stops_the_queue_immediately() -> None:
     entry = renewal.queues[0]
     fields = renewal.model_dump() | {"kind": "release", "seq": 99, "queues": [entry.model_dump()]}
     # an operator released it in our name: `rocketshim group release`
-    bench.log.fold(bench.log.next_offset, T0 + bench.now_ms, decode_group_record(_json(fields)))
+    bench.log.fold(bench.log.next_offset, T0 + bench.now_ms, decoded(_json(fields)))
     bench.append(renewal)
     assert [reason for _, _, reason in bench.stops()] == [StopReason.LOST]
 
@@ -506,7 +516,7 @@ def test_a_release_written_in_our_name_stops_the_queue_immediately() -> None:
     assert token is not None
     entry = {"topic": "orders", "queue_id": 0, "token": token, "confirmed_offset": 1}
     fields = {"v": 1, "kind": "release", "client_id": "a", "incarnation": "i1", "seq": 2**40, "lease_ms": LEASE}
-    folded = bench.append(decode_group_record(_json(fields | {"base": bench.log.base, "queues": [entry]})))
+    folded = bench.append(decoded(_json(fields | {"base": bench.log.base, "queues": [entry]})))
     assert folded.effects[0].outcome is LeaseOutcome.RELEASED
     assert bench.stops() == [(Q, token, StopReason.LOST)]
 
@@ -514,9 +524,7 @@ def test_a_release_written_in_our_name_stops_the_queue_immediately() -> None:
 def test_a_refused_claim_is_made_again_when_the_lease_should_have_expired() -> None:
     bench = Bench(owner=B)
     fields = {"v": 1, "kind": "claim", "client_id": "a", "incarnation": "i1", "seq": 1, "lease_ms": 12_000}
-    bench.append(
-        decode_group_record(_json(fields | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]}))
-    )
+    bench.append(decoded(_json(fields | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]})))
     granted_ms = bench.now_ms
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.wait(11_999)
@@ -795,6 +803,7 @@ class Sink:
         self.frontier: dict[MessageQueue, int] = {}
         self.newest: dict[MessageQueue, int] = {}
         self.handed_over: dict[MessageQueue, int] = {}
+        self.obeyed: set[tuple[int, int]] = set()  # numbers of commands, of each log
         self.starts = 0
         self.refused = 0
 
@@ -871,6 +880,12 @@ class Process:
                     run = self.runs[lease.queue]
                     assert (run.token, run.stopped) == (lease.token, False), "one stop for each start"
                     run.stopped = True
+                case Commanded(lease, command):
+                    queue = command.queue
+                    assert self.believes(queue)
+                    assert (lease.token, self.runs[queue].lease) == (command.token, lease), "a late command is obeyed"
+                    assert (self.log_id, command.offset) not in self.sink.obeyed, "a command is obeyed twice"
+                    self.sink.obeyed.add((self.log_id, command.offset))
                 case record:
                     self.outbox.append(encode_group_record(record))
 
@@ -882,7 +897,12 @@ class Process:
             self.follow()
         index = self.log.next_offset - self.broker.low
         for append_ms, value in self.broker.records[index : index + limit]:
-            folded = self.log.fold(self.log.next_offset, append_ms, decode_group_record(value))
+            record = decode_group_record(value)
+            if isinstance(record, CommandRecord):
+                self.perform(self.holder.observe(self.log.skip(self.log.next_offset, append_ms), self.now_ms))
+                self.perform(self.holder.command(record, self.now_ms))
+                continue
+            folded = self.log.fold(self.log.next_offset, append_ms, record)
             self.perform(self.holder.observe(folded, self.now_ms))
 
     def work(self) -> None:
@@ -933,7 +953,7 @@ class Cluster:
         self.broker = Broker()
         self.sink = Sink()
         self.processes: list[Process] = []
-        self.spawned = 0
+        self.spawned = self.commands = 0
         self.clock_stepped_ms = -LEASE
         for _ in range(members):
             self.spawn()
@@ -983,6 +1003,15 @@ class Cluster:
         del self.broker.records[:count]
         self.broker.low += count
 
+    def command(self, process: Process) -> None:
+        """A person writes a command for the last known owner of a queue, or for the one before."""
+        del process
+        queue = self.random.choice(QUEUES)
+        if queue in self.sink.newest:
+            self.commands += 1
+            token = self.sink.newest[queue] - self.random.choice([0, 0, 1])
+            self.broker.append(encode_group_record(command(token, queue=queue, offset=self.commands)))
+
     def deliver(self, process: Process) -> None:
         """Deliver records in flight, even those of a frozen process."""
         process.deliver(self.random.choice([1, 10]))
@@ -993,7 +1022,7 @@ class Cluster:
 
     OPERATIONS = (
         (step, 600), (deliver, 300), (freeze_or_thaw, 15), (want, 10), (spawn, 8), (kill, 4), (step_clock, 3),
-        (truncate, 2), (recreate, 1),
+        (truncate, 2), (recreate, 1), (command, 10),
     )  # fmt: skip
 
     def play(self, steps: int) -> None:
@@ -1047,7 +1076,11 @@ def test_no_two_members_believe_in_one_queue_and_accepted_tokens_never_go_back(s
     for start in range(broker.low, high, 1 + len(broker.records) // 5):
         later = GroupLog(start)
         for append_ms, value in broker.records[start - broker.low : whole.next_offset - broker.low]:
-            later.fold(later.next_offset, append_ms, decode_group_record(value))
+            record = decode_group_record(value)
+            if isinstance(record, CommandRecord):
+                later.skip(later.next_offset, append_ms)
+            else:
+                later.fold(later.next_offset, append_ms, record)
         if later.log_ms >= 2 * LEASE:
             assert [(lock.known, lock.owner, lock.token, lock.lease_left_ms) for lock in later.locks] == [
                 (lock.known, lock.owner, lock.token, lock.lease_left_ms) for lock in whole.locks
@@ -1059,6 +1092,7 @@ def test_the_simulation_is_not_idle() -> None:
     cluster.play(60_000)
     assert cluster.sink.starts > 500
     assert cluster.sink.refused > 10
+    assert 10 < len(cluster.sink.obeyed) < cluster.commands
     assert cluster.spawned > 50
 
 
@@ -1099,3 +1133,58 @@ def test_the_cause_of_a_failing_message_is_in_the_log_at_once_and_its_end_too() 
     bench.wait(100)
     entry = bench.of(RenewRecord)[-1].queues[0]  # type: ignore[union-attr]
     assert (entry.reconsume_counts, entry.cause, entry.failing_ms) == ((), None, None)  # type: ignore[union-attr]
+
+
+def command(token: int, *, queue: MessageQueue = Q, offset: int = 17) -> CommandRecord:
+    return CommandRecord(
+        do=QueueCommand.DEAD_LETTER, topic=queue.topic, queue_id=queue.queue_id, token=token, offset=offset, by="ann"
+    )
+
+
+def test_a_command_comes_with_the_lease_that_it_names_while_that_may_be_used() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    lease = bench.lease(token)
+    for late_or_wrong in (command(token - 1), command(token + 1), command(token, queue=Q1)):
+        bench.take(bench.holder.command(late_or_wrong, bench.now_ms))
+    assert bench.commanded == []
+    bench.take(bench.holder.command(command(token), bench.now_ms))
+    assert bench.commanded == [Commanded(lease, command(token))]
+
+
+def test_a_command_for_a_queue_that_is_left_is_ignored() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.take(bench.holder.want((), bench.now_ms))
+    bench.take(bench.holder.command(command(token), bench.now_ms))
+    assert bench.commanded == []
+
+
+def test_a_command_that_is_read_when_the_lease_has_ended_is_ignored() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.keep_back = True
+    bench.now_ms += DEFAULT.lock_hold_ms
+    bench.take(bench.holder.command(command(token), bench.now_ms))
+    assert bench.commanded == []
+
+
+def test_what_a_command_did_is_renewed_immediately_and_later_changes_are_not() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    lease = bench.lease(token)
+    bench.holder.progress(lease, 17, ((17, 1),))
+    bench.take(bench.holder.command(command(token), bench.now_ms))
+    renewals = len(bench.of(RenewRecord))
+    bench.wait(100)
+    assert len(bench.of(RenewRecord)) == renewals, "nothing has changed yet"
+    bench.holder.progress(lease, 17, ((17, 2),))
+    bench.wait(100)
+    assert len(bench.of(RenewRecord)) == renewals + 1
+    bench.holder.progress(lease, 17, ((17, 1),))
+    bench.wait(100)
+    assert len(bench.of(RenewRecord)) == renewals + 1
