@@ -65,7 +65,8 @@ def fill(bootstrap: str) -> None:
     with process("worker", "--bootstrap", bootstrap, "--delay-levels", LEVELS, "--allow", "orders"):
         with Producer(bootstrap, delay_levels=levels) as producer:
             for number in range(ORDERS):
-                producer.send(Message("orders", b"%d" % number, key=f"customer-{number % 17}"))
+                tag = "gold" if number % 5 == 0 else None
+                producer.send(Message("orders", b"%d" % number, key=f"customer-{number % 17}", tag=tag))
                 if number % 4 == 0:
                     producer.send(Message("orders", b"%d" % (number + 1_000), delay=f"{5 + number}m"))
         expected = sum(1 for number in range(ORDERS) if number % 3 == 0 or number % 10 == 1 or number % 16 == 2)
@@ -102,6 +103,8 @@ def photograph(page: Page, url: str) -> None:
         page.screenshot(path=PICTURES / f"console-{name}.png")
 
     page.wait_for_selector("text=Groups with dead letters")
+    page.goto(f"{url}/topics/orders?tags=gold")
+    take("topic")
     page.goto(f"{url}/dead/rmq.dlq.payments")
     take("causes")
     page.get_by_role("button", name=re.compile("Plan to send again: ConnectionError")).click()
