@@ -26,6 +26,7 @@ from rocketshim_topics.layout import Layout
 
 from . import waiting
 from .running import patient_worker
+from .test_documented_commands import commands
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -151,6 +152,24 @@ def test_a_relative_lake_and_out_begin_in_the_working_directory(
     if out:
         assert len(list((tmp_path / "out").glob("*.html"))) == (7 if words == ("report",) else 1)
         assert list((tmp_path / "out").glob("*/_delta_log"))
+
+
+def test_the_commands_of_the_page_run_as_they_stand(
+    day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    """From an empty folder, in their order, but for those that download or go on until Ctrl-C."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROCKETSHIM_NAMESPACE", day.namespace)
+    page = Path(__file__).parents[1] / "docs" / "spark.md"
+    found = [each for each in commands(page.read_text(encoding="utf-8")) if each.startswith("spark ")]
+    here = {"orders": day.topic, "localhost:9092": day.bootstrap}
+    ran = []
+    for command in dict.fromkeys(found):
+        words = [here.get(word, word) for word in command.split()[1:]]
+        if words[0] != "fetch" and "--follow" not in words and "…" not in command:
+            ran.append(words[0])
+            assert main(words) in {0, 2}, (command, printed())
+    assert {"report", "land", "audit", "repair"} <= set(ran)
 
 
 def test_one_command_lands_and_answers_every_question_on_one_page(day: Day, tmp_path: Path, printed: Printed) -> None:
