@@ -46,6 +46,7 @@ from rocketshim.errors import (
     SendTimeoutError,
     TopicMissingError,
 )
+from rocketshim.kafka.client_config import for_reading
 from rocketshim.kafka.clients import (
     Clients,
     LastClientError,
@@ -448,7 +449,7 @@ class _Checks:
     def _opened(self) -> LitePullConsumer:
         """Return a consumer that has joined the group of readers. A missing topic is created, if that is allowed."""
         producer = self._producer
-        topic, client = producer.names.check(producer.group), producer.settings.client
+        topic, client = producer.names.check(producer.group), for_reading(producer.settings.client)
         if not brokers_assign(client):
             client = {"session.timeout.ms": _SESSION_MS, **client}
         settings = LitePullConsumerSettings.make(

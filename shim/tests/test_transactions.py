@@ -70,6 +70,19 @@ def producer(kafka: InMemoryKafka, shop: Shop) -> Iterator[TransactionMQProducer
         yield made
 
 
+def test_the_consumer_of_checks_gets_no_settings_of_producers(kafka: InMemoryKafka, shop: Shop) -> None:
+    seen, clients = dict[str, Any](), kafka.clients()
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        seen.update(settings)
+        return clients.consumer(settings)
+
+    client = {"compression.type": "zstd", "transaction.timeout.ms": 9_000, "socket.keepalive.enable": True}
+    watched = replace(clients, consumer=consumer)
+    with TransactionMQProducer("memory:1", group="shop", listener=shop, client=client, clients=watched):
+        assert seen.keys() & client.keys() == {"socket.keepalive.enable"}
+
+
 def commands(kafka: InMemoryKafka) -> list[tuple[str, str]]:
     """Return command and name of each record of the timer log."""
     return [(told["TIMER_DO"].decode(), told["TIMER"].decode()) for told in map(headers, log(kafka))]

@@ -36,6 +36,7 @@ __all__ = [
     "check_group",
     "client_settings",
     "flat",
+    "for_reading",
     "kafka_hint",
     "mask",
     "merge",
@@ -110,6 +111,12 @@ CONSUMER_ONLY: Final = re.compile(
 """Settings that a producer would only warn about. They are passed to consumers only, and not refused
 (test_settings_of_consumers_do_not_reach_producers)."""
 
+_PRODUCER_ONLY: Final = re.compile(
+    r"acks|request\.required\.acks|retries|message\.(send\.max\.retries|timeout\.ms)|(delivery|request)\.timeout\.ms"
+    r"|linger\.ms|queue\.buffering\..*|queuing\.strategy|batch\..*|compression\..*|enable\.(idempotence|gapless.*)"
+    r"|transaction.*|partitioner|sticky\..*|produce\..*|delivery\.report\..*|dr_(msg_)?cb|on_delivery"
+)
+
 _KAFKA_NAME: Final = re.compile(
     CONSUMER_ONLY.pattern
     + r"|acks|retries|request\..*|batch\..*|compression\..*|linger\.ms|queue\..*|message\..*|delivery\..*|enable\..*"
@@ -164,6 +171,11 @@ _SECRET = re.compile(
 )
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _MASK = "[hidden]"
+
+
+def for_reading(client: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a program for a consumer beside its producers: without those that it would warn about."""
+    return {name: value for name, value in flat(client).items() if not _PRODUCER_ONLY.fullmatch(name)}
 
 
 def merge(

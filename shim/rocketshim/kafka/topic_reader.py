@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.client_config import PROTECTED_CONSUMER, merge
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, for_reading, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import AnswerT, ask_again, check_answers, in_parts, partition_bounds
 from rocketshim.kafka.positions import group_positions
@@ -74,7 +74,7 @@ class TopicReader:
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
         }
-        self._clients, self._client = clients or confluent_clients(), client or {}
+        self._clients, self._client = clients or confluent_clients(), for_reading(client or {})
         self._complaints = LastClientError()
         defaults = {
             **self._complaints.settings,

@@ -1,10 +1,12 @@
 """Which settings librdkafka gets, which are refused, and which are never displayed."""
 
+import logging
 import traceback
 from io import StringIO
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 from rich.console import Console
 from rich.pretty import Pretty
 
@@ -14,6 +16,7 @@ from rocketshim.kafka.client_config import (
     PROTECTED_CONSUMER,
     PROTECTED_PRODUCER,
     client_settings,
+    for_reading,
     mask,
     merge,
 )
@@ -107,6 +110,36 @@ def test_settings_of_consumers_do_not_reach_producers() -> None:
     user = {"session.timeout.ms": 6_000, "fetch.min.bytes": 1, "sasl.username": "u"}
     assert merged(user, dict(PROTECTED_PRODUCER)).keys() & user.keys() == {"sasl.username"}
     assert merged(user, {"group.id": "g"}).items() >= user.items()
+
+
+OF_PRODUCERS: dict[str, Any] = {
+    "acks": 1, "request.required.acks": 1, "retries": 5, "message.send.max.retries": 5, "linger.ms": 7,
+    "queue.buffering.max.ms": 7, "queue.buffering.max.messages": 1_000, "queue.buffering.max.kbytes": 2_048,
+    "queue.buffering.backpressure.threshold": 2, "queuing.strategy": "fifo", "batch.size": 20_000,
+    "batch.num.messages": 100, "compression.type": "zstd", "compression.codec": "zstd", "compression.level": 1,
+    "enable.idempotence": False, "enable.gapless.guarantee": False, "transactional.id": "t",
+    "transaction.timeout.ms": 10_000, "partitioner": "random", "sticky.partitioning.linger.ms": 20,
+    "produce.offset.report": True, "delivery.report.only.error": True, "message.timeout.ms": 20_000,
+    "delivery.timeout.ms": 20_000, "request.timeout.ms": 20_000,
+}  # fmt: skip
+"""Every setting of librdkafka 2.16 that only producers have."""
+
+
+def test_a_consumer_beside_producers_gets_none_of_their_settings_and_warns_of_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warned(settings: dict[str, Any]) -> bool:
+        caplog.clear()
+        where = {"group.id": "g", "bootstrap.servers": "127.0.0.1:1"}
+        consumer = Consumer({**settings, **where}, logger=logging.getLogger("of-a-client"))
+        consumer.poll(0)
+        consumer.close()
+        return "CONFWARN" in caplog.text
+
+    shared = {"retry.backoff.ms": 110, "topic.metadata.propagation.max.ms": 20_000, "client.rack": "a"}
+    assert for_reading({**OF_PRODUCERS, **shared, "dr_cb": print, "on_delivery": print}) == shared
+    assert not warned(shared)
+    assert [name for name, value in OF_PRODUCERS.items() if not warned({name: value})] == []
 
 
 @pytest.mark.parametrize(
