@@ -205,7 +205,8 @@ def run_side(side: str, *arguments: object, tree: str | None = None) -> dict[str
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def throughput(bootstrap: str, *, count: int, rounds: int, sides: list[str]) -> None:
+def stage(bootstrap: str, count: int) -> tuple[str, str]:
+    """Return a namespace with records that are due, and their target."""
     names = TopicNames(f"bench{uuid.uuid4().hex[:6]}")
     admin = AdminClient({"bootstrap.servers": bootstrap})
     provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
@@ -213,18 +214,24 @@ def throughput(bootstrap: str, *, count: int, rounds: int, sides: list[str]) -> 
     admin.create_topics([NewTopic(target, PARTITIONS)])[target].result(30)
     fill(bootstrap, names, target, count)
     time.sleep(2)
+    return names.namespace, target
+
+
+def throughput(bootstrap: str, *, count: int, rounds: int, sides: list[str]) -> None:
+    namespace, target = stage(bootstrap, count)
     rates: dict[str, list[float]] = {side: [] for side in sides}
     cpu_us: dict[str, list[float]] = {side: [] for side in sides}
     thread_us: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds + 1):
         turn = number % len(sides)
         for side in sides[turn:] + sides[:turn]:
-            found = run_side(side, bootstrap, names.namespace, target, count)
+            found = run_side(side, bootstrap, namespace, target, count)
             if number:
                 rates[side].append(count / found["seconds"] / 1_000)
                 cpu_us[side].append(found["cpu_s"] / count * 1e6)
                 thread_us[side].append(found["thread_s"] / count * 1e6)
-    for future in admin.delete_topics([names.schedule, names.parked, target]).values():
+    topics = [TopicNames(namespace).schedule, TopicNames(namespace).parked, target]
+    for future in AdminClient({"bootstrap.servers": bootstrap}).delete_topics(topics).values():
         future.result(30)
     best_plain = [max(pair) for pair in zip(*(rates[side] for side in sides if side.startswith("plain")), strict=True)]
     reach = {"worker, at least once": "≥ 0.80 × the fastest plain loop", "worker, exactly once": "≥ 0.70 × it"}
@@ -238,20 +245,44 @@ def throughput(bootstrap: str, *, count: int, rounds: int, sides: list[str]) -> 
         )
 
 
+def compared(bootstrap: str, *, count: int, rounds: int, sides: list[str], trees: list[str]) -> None:
+    """Print what the second tree costs, against the first: CPU, of the whole process and of its loop's thread."""
+    namespace, target = stage(bootstrap, count)
+    for side in sides:
+        ratios: list[tuple[float, float]] = []
+        for number in range(rounds + 1):
+            order = trees if number % 2 else trees[::-1]
+            found = {tree: run_side(side, bootstrap, namespace, target, count, tree=tree) for tree in order}
+            before, now = (found[tree] for tree in trees)
+            ratios.append((before["cpu_s"] / now["cpu_s"], before["thread_s"] / now["thread_s"]))
+        process, thread = zip(*ratios[1:], strict=True)
+        table.say(
+            f"{side}: {Path(trees[1]).name} against {Path(trees[0]).name}, {count:,} records",
+            "≥ 0.95",
+            f"CPU {table.spread(process)}, of its loop {table.spread(thread)}",
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=120_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sides", nargs="*", default=list(SIDES))
     parser.add_argument("--side", nargs=5, metavar=("SIDE", "BOOTSTRAP", "NAMESPACE", "TARGET", "COUNT"))
+    parser.add_argument("--trees", nargs=2, metavar=("BEFORE", "NOW"), help="compare the worker of two checkouts")
     chosen = parser.parse_args()
     if chosen.side:
         side, bootstrap, namespace, target, count = chosen.side
         SIDES[side](bootstrap, namespace, target, int(count))
         return
     table.head()
+    given = {"count": chosen.count, "rounds": chosen.rounds}
     with any_broker() as broker:
-        throughput(broker.bootstrap, count=chosen.count, rounds=chosen.rounds, sides=chosen.sides)
+        if chosen.trees:
+            sides, trees = list(SIDES)[2:], [str(Path(tree).resolve()) for tree in chosen.trees]
+            compared(broker.bootstrap, **given, sides=sides, trees=trees)
+        else:
+            throughput(broker.bootstrap, **given, sides=chosen.sides)
 
 
 if __name__ == "__main__":
