@@ -47,6 +47,7 @@ class RecordFilter:
         self.written = {name: text for name, text in given.items() if text is not None}
         self.everything = True  # also records that were sent again or discarded
         self.newest: int | None = None  # only the last ones of each partition
+        self.until_ms: int | None = None  # only those stored before this time, epoch ms
         self._selects = selecting(where, tags)
         self._unseen = set() if where is None else set(SqlFilter(where).properties)
         self._examined_any = False
@@ -70,6 +71,8 @@ class RecordFilter:
     def wants(self, entry: RecordView) -> bool:
         """Return whether the user selected a record."""
         if self.since_ms is not None and entry.stored_ms < self.since_ms:
+            return False
+        if self.until_ms is not None and entry.stored_ms >= self.until_ms:
             return False
         self._examined_any = True
         if self._unseen:

@@ -6,6 +6,7 @@ makes the commands `ls`, `show` and, where causes can be counted, `stats` of it.
 """
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,7 @@ from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import by_cause
+from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.options import Connected, ConnectedWithLevels, Json, output, selection
@@ -88,6 +90,10 @@ Since = Annotated[
         metavar="DURATION|TIME",
         help="Only records stored within this duration, or since this time: 30m, 2h, 2026-11-20T18:00:00Z.",
     ),
+]
+Until = Annotated[
+    str | None,
+    selection("--until", metavar="DURATION|TIME", help="Only records stored before this time, written as for --since."),
 ]
 Newest = Annotated[
     int | None,
@@ -275,9 +281,10 @@ def _parked_choice(
     return choice
 
 
-def _topic_choice(*, choice: Choice, newest: Newest = None) -> RecordFilter:
-    if newest is not None and choice.since_ms is not None:
-        raise ConfigError("--newest and --since both say where to begin: use one of them")
+def _topic_choice(*, choice: Choice, newest: Newest = None, until: Until = None) -> RecordFilter:
+    choice.until_ms = None if until is None else past_ms(until, time.time_ns() // 1_000_000, "--until")
+    if newest is not None and (choice.since_ms is not None or choice.until_ms is not None):
+        raise ConfigError("--newest names the same records as --since and --until in another way: use one of them")
     choice.newest = newest
     return choice
 
@@ -382,8 +389,12 @@ def partitions(reader: TopicReader, physical: str, number: int | None) -> list[T
 def read_partitions(
     reader: TopicReader, keys: list[TopicPartitionKey], choice: RecordFilter, *, follow: bool
 ) -> Iterator[Any]:
-    """Yield the messages of these partitions: since the choice's time, or the newest ones, or all."""
-    if choice.since_ms is not None:
+    """Yield the messages of these partitions: between the choice's times, or the newest ones, or all."""
+    if choice.until_ms is not None:
+        if follow:
+            raise ConfigError("--follow continues with new records, and --until leaves them out: use one of them")
+        messages = reader.read_spans(reader.spans([keys[0].topic], since_ms=choice.since_ms, until_ms=choice.until_ms))
+    elif choice.since_ms is not None:
         messages = reader.read([keys[0].topic], since_ms=choice.since_ms, follow=follow)
     else:
         bounds = reader.bounds_of_all(keys)

@@ -81,7 +81,7 @@ def show(request: Request) -> Response:
     console, topic = Console.of(request), request.path_params["topic"]
     query, selection = request.query_params, Selection.of(request.query_params, console.settings)
     choice, until, is_ours = selection.record_filter(), given(query, "until"), console.names.is_ours(topic)
-    until_ms = None if until is None else past_ms(until, console.now_ms(), "until")
+    choice.until_ms = None if until is None else past_ms(until, console.now_ms(), "until")
 
     def view(message: Any) -> RecordView:
         return RecordView.of(message, trusted=is_ours)
@@ -91,7 +91,7 @@ def show(request: Request) -> Response:
 
     with console.reader() as reader:
         count, cursor = _partitions(reader, topic), query.get("from")
-        spans = None if cursor else reader.spans([topic], since_ms=choice.since_ms, until_ms=until_ms)
+        spans = None if cursor else reader.spans([topic], since_ms=choice.since_ms, until_ms=choice.until_ms)
         read = read_newest(
             reader,
             [topic],
@@ -102,7 +102,7 @@ def show(request: Request) -> Response:
             collect=views,
         )
     options = {name: text for name, text in selection.query.items() if name != "cause"}
-    newest = None if selection.since else str(_ON_A_PAGE)
+    newest = None if selection.since or until else str(_ON_A_PAGE)
     return console.page(
         request,
         "topic.html",
@@ -115,7 +115,7 @@ def show(request: Request) -> Response:
         read=read,
         hint=choice.misnamed(),
         may_send=console.send is not None and not is_ours,
-        command=console.command("topic ls", topic, newest=newest, **options),
+        command=console.command("topic ls", topic, newest=newest, until=until, **options),
     )
 
 

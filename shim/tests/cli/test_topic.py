@@ -1,17 +1,18 @@
 """`topic ls` on the in-memory Kafka."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.cli import main
 from rocketshim.cli.kinds import Records, partitions, read_partitions
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.testing import InMemoryKafka
+from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -87,9 +88,44 @@ def test_the_table_ends_at_the_limit(
     assert "the first 2; --limit shows more" in err
 
 
-def test_two_beginnings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["topic", "ls", "orders", "--newest", "2", "--since", "1h", "--bootstrap", "127.0.0.1:1"]) == 1
+@pytest.mark.parametrize("words", ["--newest 2 --since 1h", "--newest 2 --until 1h"])
+def test_two_beginnings_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "ls", "orders", *words.split(), "--bootstrap", "127.0.0.1:1"]) == 1
     assert "use one of them" in capsys.readouterr().err
+
+
+def test_records_before_a_time_are_read_and_no_later_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = VirtualClock()
+    kafka = InMemoryKafka(clock)
+    kafka.create_topic("orders", 2)
+    for number in range(4):
+        kafka.append("orders", b"body %d" % number, partition=number % 2)
+        clock.advance(3_600_000)
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", kafka.clients)
+    until = time_text(clock.wall_ms() - 2 * 3_600_000 - 1).replace(" ", "T") + "Z"
+    since = time_text(clock.wall_ms() - 4 * 3_600_000 + 1).replace(" ", "T") + "Z"
+    words = ["topic", "ls", "--bootstrap", "memory:1", "--until", until]
+    assert main([*words, "orders"]) == 0
+    out = capsys.readouterr().out
+    assert [f"body {number}" in out for number in range(4)] == [True, True, False, False]
+    assert main([*words, "--since", since, "orders"]) == 0
+    out = capsys.readouterr().out
+    assert [f"body {number}" in out for number in range(4)] == [False, True, False, False]
+    assert main([*words, "orders/0"]) == 0
+    assert "body 1" not in capsys.readouterr().out
+    assert main([*words, "--follow", "orders"]) == 1
+    assert "--until leaves them out" in capsys.readouterr().err
+
+
+def test_records_that_were_stored_out_of_order_are_selected_by_their_own_time(kafka: InMemoryKafka) -> None:
+    choice = RecordFilter()
+    choice.until_ms = 5
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        [first, *_] = reader.read(["orders"])
+    view = RecordView.of(first)
+    assert [choice.wants(replace(view, stored_ms=at_ms)) for at_ms in (4, 5)] == [True, False]
 
 
 @pytest.mark.parametrize("words", ["topic show orders/0/0", "topic show orders 0/0", "trace orders/0/0"])

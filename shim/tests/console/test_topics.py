@@ -96,6 +96,7 @@ def test_records_are_selected_by_condition_tag_key_and_time(stage: Stage) -> Non
     assert bodies(until=between) == ["old"]
     assert "Everything was read (1 record," in shown(browser, since=between), "the index has found where to begin"
     assert bodies(since=between, until=between) == []
+    assert f"topic ls orders --bootstrap memory:1 --until {between}" in shown(browser, until=between)
     assert "no record here has a header prize" in shown(browser, where="prize >= 10")
     for wrong in ({"where": "price >="}, {"until": "soon"}, {"since": "soon"}, {"from": "x"}, {"where": "a" * 3_000}):
         assert browser.get("/topics/orders", params=wrong).status_code == 400, wrong
