@@ -185,4 +185,6 @@ def test_a_producer_of_delayed_messages_logs_that_no_worker_runs(
             producer.poll(0.1)
     assert time.monotonic() >= started + 5, "workers that start, or hand over"
     group = TopicNames(config["rocketshim.namespace"]).worker_group
-    assert [each.getMessage() for each in caplog.records] == [f"dropin.no-worker: workers={group}"]
+    assert [each.getMessage() for each in caplog.records] == [
+        f"dropin.no-worker: workers={group} fix=rocketshim worker --allow TOPIC"
+    ]

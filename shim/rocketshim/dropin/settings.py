@@ -22,7 +22,7 @@ from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import GROUP_METADATA_REFRESH, METADATA_REFRESH, PROTECTED_PRODUCER, flat, merge
 from rocketshim.kafka.clients import check_threads, real_clients, with_log
-from rocketshim.kafka.membership import GroupQuestion, WorkerWatch
+from rocketshim.kafka.membership import RUN_WORKER, GroupQuestion, WorkerWatch
 from rocketshim.logs import safe_logger
 from rocketshim.settings import Levels, Settings, with_environment
 from rocketshim_topics.levels import DelayLevels
@@ -268,5 +268,5 @@ def watched_workers(
             {name: value for name, value in connection.items() if name not in _CALLBACKS},
             group,
         ),
-        lambda: _LOG.warning("dropin.no-worker", extra={**facts, "workers": group}),
+        lambda: _LOG.warning("dropin.no-worker", extra={**facts, "workers": group, "fix": RUN_WORKER}),
     )

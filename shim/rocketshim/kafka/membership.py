@@ -18,9 +18,11 @@ from rocketshim_topics.names import TopicNames
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["GroupQuestion", "WorkerWatch", "described_groups", "worker_watch"]
+__all__ = ["RUN_WORKER", "GroupQuestion", "WorkerWatch", "described_groups", "worker_watch"]
 
 _LOG = safe_logger("rocketshim.consumer")
+RUN_WORKER: Final = "rocketshim worker --allow TOPIC"
+"""What a program that finds no worker names in its log."""
 _LIMIT_S: Final = 3_600.0
 _GIVE_UP_MS: Final = 5_000
 _INTERVAL_MS: Final = 500

@@ -28,7 +28,7 @@ from rocketshim.health import Metric
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, client_settings
 from rocketshim.kafka.clients import Clients, LastClientError, check_threads, confluent_clients
 from rocketshim.kafka.lanes import Lanes
-from rocketshim.kafka.membership import worker_watch
+from rocketshim.kafka.membership import RUN_WORKER, worker_watch
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import BrokerTime
 from rocketshim.kafka.send_errors import send_error
@@ -618,7 +618,7 @@ def _count_unconfirmed(counts: ProducerCounts, out: OutgoingRecord) -> None:
 
 
 def _log_no_worker(workers: str) -> None:
-    _LOG.warning("producer.no-worker", extra={"workers": workers})
+    _LOG.warning("producer.no-worker", extra={"workers": workers, "fix": RUN_WORKER})
 
 
 def _log_wrong_clock(ahead_ms: int) -> None:

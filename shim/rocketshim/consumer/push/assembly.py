@@ -39,7 +39,7 @@ from rocketshim.kafka.client_config import (
     PROTECTED_PRODUCER,
 )
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, brokers_assign, explained
-from rocketshim.kafka.membership import GroupQuestion, worker_watch
+from rocketshim.kafka.membership import RUN_WORKER, GroupQuestion, worker_watch
 from rocketshim.kafka.queue_lookup import cluster_errors, no_such_topics
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.lease import Ownership
@@ -293,7 +293,7 @@ def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
 
 
 def _log_no_worker(group: str, workers: str) -> None:
-    _LOG.warning("consumer.no-worker", extra={"group": group, "workers": workers})
+    _LOG.warning("consumer.no-worker", extra={"group": group, "workers": workers, "fix": RUN_WORKER})
 
 
 def _flow_limits(settings: PushConsumerSettings, *, orderly: bool) -> FlowLimits:
