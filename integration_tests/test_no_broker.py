@@ -27,7 +27,9 @@ WORDS: Final = {
     "dlq export": ["--group", "g"], "retry ls": ["--group", "g"], "retry show": ["X", "--group", "g"],
     "retry stats": ["--group", "g"], "trace": ["X"], "group ls": [], "group lag": ["g"], "group subscriptions": ["g"],
     "group reset": ["g", "--to", "earliest"], "group locks": ["g"], "group members": ["g"],
-    "group release": ["g", "orders/0"], "topic ls": ["orders"], "topic show": ["orders/0/0"], "run": ["shop:consumer"],
+    "group release": ["g", "orders/0"], "group dead-letter": ["g", "orders/0/0"],
+    "group try-now": ["g", "orders/0/0"], "topic ls": ["orders"], "topic show": ["orders/0/0"],
+    "run": ["shop:consumer"],
 }  # fmt: skip
 """Command to its words. Services log what they wait for before their last line."""
 SERVICES: Final = {"worker", "run"}
