@@ -158,10 +158,11 @@ class Plan:
         missing = {spec.name for spec in self.missing}
         lines = []
         for spec in self.specs:
-            replicas = "" if spec.replication_factor is None else f", {spec.replication_factor} replicas"
             verb = "create" if spec.name in missing else "exists"
-            settings = " ".join(f"{name}={value}" for name, value in sorted(spec.config.items()))
-            detail = f": {spec.partitions} partitions{replicas}, {settings}" if spec.name in missing else ""
+            counts = (spec.partitions, "partition"), (spec.replication_factor, "replica")
+            details = [f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count is not None]
+            details += filter(None, [" ".join(f"{name}={value}" for name, value in sorted(spec.config.items()))])
+            detail = f": {', '.join(details)}" if spec.name in missing else ""
             lines.append(f"{verb}  {spec.name} ({spec.purpose}){detail}")
             lines.extend(
                 f"{'change' if each.will_change else 'note' if each.is_note else 'differs'}  {each}"

@@ -237,3 +237,14 @@ def test_partitions_asked_for_are_whole_lanes_never_fewer_than_there_are(
         assert int(difference.wanted) % 32 == 0
         assert int(difference.wanted) > partitions
     assert (not differences) == (partitions % 32 == 0 and partitions >= 32 * lanes)
+
+
+def test_a_topic_to_create_is_shown_with_its_counts_and_settings() -> None:
+    specs = (
+        TopicSpec("orders", 1, purpose="yours", replication_factor=3),
+        TopicSpec("bills", 3, {"retention.ms": "5", "cleanup.policy": "delete"}, purpose="yours"),
+    )
+    assert compare(specs, {}).lines() == (
+        "create  orders (yours): 1 partition, 3 replicas",
+        "create  bills (yours): 3 partitions, cleanup.policy=delete retention.ms=5",
+    )

@@ -27,8 +27,8 @@ def summary(snapshot: Snapshot) -> str:
     if snapshot.clock_behind_ms:
         text += f" (THIS CLOCK IS {snapshot.clock_behind_ms // 1_000} s OR MORE BEHIND THE BROKERS')"
     text += f"   {behind} unread   {dead} dead   {parked} parked"
-    if snapshot.unknown:
-        text += f"   MISSING: {len(snapshot.unknown)} partitions whose leader does not answer"
+    if count := len(snapshot.unknown):
+        text += f"   MISSING: {count} partition{'s' * (count != 1)} whose leader does not answer"
     return text if snapshot.error is None else f"OLD VALUES: {snapshot.error}"
 
 

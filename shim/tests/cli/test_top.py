@@ -88,7 +88,7 @@ def test_the_tables_have_delay_levels_groups_dead_letters_and_workers() -> None:
 
 def test_partitions_that_do_not_answer_are_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     partial = replace(snapshot(), unknown=(TopicPartitionKey("orders", 3),))
-    assert summary(partial).endswith("   MISSING: 1 partitions whose leader does not answer")
+    assert summary(partial).endswith("   MISSING: 1 partition whose leader does not answer")
     _print(HERE, partial, as_json=True)
     assert json.loads(capsys.readouterr().out)["unknown"] == ["orders/3"]
 
