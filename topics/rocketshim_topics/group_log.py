@@ -150,10 +150,12 @@ class MemberRecord(_Record):
     Attributes:
         strategy: name of the member's allocation strategy; None: Kafka's group protocol assigns queues. All members of
             a group use the same.
+        version: version of the library; None: not known. For people only.
     """
 
     kind: Literal["member"] = "member"
     strategy: _Name | None = None
+    version: str | None = None
 
 
 class LeaveRecord(_Record):

@@ -33,6 +33,9 @@ RECORDS: dict[str, GroupRecord | CommandRecord] = {
     "member of Kafka's group protocol, base known": MemberRecord(
         client_id=CLIENT, incarnation="5f0c", seq=2, lease_ms=60_000, base=BASE
     ),
+    "member with its version": MemberRecord(
+        client_id=CLIENT, incarnation="5f0c", seq=2, lease_ms=60_000, base=BASE, version="0.1.0"
+    ),
     "claim of two queues": ClaimRecord(
         client_id=CLIENT,
         incarnation="5f0c",

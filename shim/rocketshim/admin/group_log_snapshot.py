@@ -14,11 +14,19 @@ from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import partition_bounds
-from rocketshim.locks.fold import GroupLog, LeaseOutcome, Owner
+from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, Owner
 from rocketshim.locks.log_clients import log_reader_config
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import CommandRecord, LeaseEntry, ReleaseRecord, RenewRecord, decode_group_record
+from rocketshim_topics.group_log import (
+    CommandRecord,
+    GroupRecord,
+    LeaseEntry,
+    MemberRecord,
+    ReleaseRecord,
+    RenewRecord,
+    decode_group_record,
+)
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.names import TopicNames
 
@@ -47,6 +55,7 @@ class GroupLogStanding:
     * `confirmed`: offset of the last record that claimed or renewed a queue.
     * `reported`: what the owner of a queue last reported, and the append time.
     * `commands`: the newest ones, the oldest of them first.
+    * `heartbeats`: the append time of the first one of each owner that the log still has, and the last one.
     """
 
     log: GroupLog  # the folded log
@@ -55,6 +64,7 @@ class GroupLogStanding:
     confirmed: dict[MessageQueue, int] = field(default_factory=dict)
     reported: dict[MessageQueue, tuple[int, LeaseEntry]] = field(default_factory=dict)
     commands: list[StoredCommand] = field(default_factory=list)
+    heartbeats: dict[Owner, tuple[int, MemberRecord]] = field(default_factory=dict)
 
     def trouble(self, queue: MessageQueue) -> tuple[int | None, str | None]:
         """Return since when the first failing message of a queue fails, epoch ms, and its cause; None: not known."""
@@ -151,15 +161,22 @@ def _fold(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes 
             standing.log.skip(offset, append_ms)
             standing.commands = [*standing.commands, StoredCommand(offset, append_ms, record)][-_COMMANDS_SHOWN:]
             return
-        folded = standing.log.fold(offset, append_ms, record)
-        standing.leases_ms[Owner(record.client_id, record.incarnation)] = record.lease_ms
-        for effect in folded.effects:
-            if effect.outcome in {LeaseOutcome.GRANTED, LeaseOutcome.RENEWED}:
-                standing.confirmed[effect.queue] = offset
-        if isinstance(record, RenewRecord | ReleaseRecord):
-            for effect, entry in zip(folded.effects, record.queues, strict=True):
-                if effect.outcome in {LeaseOutcome.RENEWED, LeaseOutcome.RELEASED}:
-                    standing.reported[effect.queue] = append_ms, entry
+        _note(standing, standing.log.fold(offset, append_ms, record), append_ms, record)
+
+
+def _note(standing: GroupLogStanding, folded: Folded, append_ms: int, record: GroupRecord) -> None:
+    """Note what the fold does not keep of a record."""
+    owner = Owner(record.client_id, record.incarnation)
+    standing.leases_ms[owner] = record.lease_ms
+    if isinstance(record, MemberRecord):
+        standing.heartbeats[owner] = standing.heartbeats.get(owner, (append_ms, record))[0], record
+    for effect in folded.effects:
+        if effect.outcome in {LeaseOutcome.GRANTED, LeaseOutcome.RENEWED}:
+            standing.confirmed[effect.queue] = folded.offset
+    if isinstance(record, RenewRecord | ReleaseRecord):
+        for effect, entry in zip(folded.effects, record.queues, strict=True):
+            if effect.outcome in {LeaseOutcome.RENEWED, LeaseOutcome.RELEASED}:
+                standing.reported[effect.queue] = append_ms, entry
 
 
 def release_record(standing: GroupLogStanding, queue: MessageQueue) -> ReleaseRecord | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
+from rocketshim.admin.member_view import member_views
 from rocketshim.admin.queue_commands import command_owner, store_group_record
 from rocketshim.admin.record_view import count_text
 from rocketshim.admin.redrive import whoami
@@ -360,31 +361,31 @@ def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
 
 @app.command(epilog="Example: rocketshim group members payments")
 def members(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
-    """Show the members that the group's log knows, and how they distribute the queues."""
+    """Show the members that the group's log knows: version, queues, what differs from most others, and what fails.
+
+    A client id is host@pid@n, unless the program has set one. A member counts as gone after the time shown, unless it
+    sends a heartbeat. Only members that consume in order, or with an allocation strategy, are in the log; the others
+    are in `group lag`.
+    """
     standing = _log(at, group)
-    rows = [
-        {
-            "client_id": member.owner.client_id,
-            "incarnation": member.owner.incarnation,
-            "strategy": member.strategy,
-            "gone_in_ms": member.end_ms - standing.log.log_ms,
-            "queues": sum(lock.owner == member.owner for lock in standing.log.locks),
-        }
-        for member in standing.log.members
-    ]
+    found = member_views(standing)
     if as_json:
+        rows = [{**asdict(each), "queues": len(each.queues), "held": each.queues} for each in found]
         typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "members": rows}))
         return
     show_table(
-        ("client id", "queues", "allocated by", "expires without a heartbeat in"),
+        ("client id", "version", "queues", "fails at", "allocated by", "gone in", "differs in"),
         (
             (
-                str(row["client_id"]),
-                str(row["queues"]),
-                str(row["strategy"] or "Kafka's group protocol"),
-                f"{int(str(row['gone_in_ms'])) / 1_000:.0f} s",
+                each.client_id,
+                each.version or "",
+                str(len(each.queues)),
+                ", ".join(each.failing[:3]),
+                each.strategy or "Kafka's group protocol",
+                f"{each.gone_in_ms / 1_000:.0f} s",
+                ", ".join(each.differs),
             )
-            for row in rows
+            for each in found
         ),
     )
     _echo_age(standing)

@@ -21,6 +21,7 @@ from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.doctor import Finding, Severity, set_up
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, StoredCommand, group_log
+from rocketshim.admin.member_view import member_views
 from rocketshim.admin.queue_commands import FailingRecord, command_owner, failing_records
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
@@ -289,6 +290,7 @@ def group(request: Request) -> Response:
         problem=problem,
         conflicts=[] if members is None else conflicts(members, retry_topic=names.retry(name)),
         locks=locks,
+        members=[] if locks is None else member_views(locks),
         failing=list(islice(failing_records(locks), _ON_A_PAGE)) if locks else [],
         commands=[] if locks is None else [(each, _became(locks, each)) for each in reversed(locks.commands)],
         stored=whole(request.query_params, "stored"),

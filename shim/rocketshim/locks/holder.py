@@ -201,15 +201,19 @@ class QueueLockHolder:
         "_settings",
         "_slots",
         "_strategy",
+        "_version",
         "_wanted",
         "has_left",
         "owner",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, settings: QueueLockSettings, strategy: str | None = None) -> None:
+    def __init__(
+        self, owner: Owner, settings: QueueLockSettings, strategy: str | None = None, version: str | None = None
+    ) -> None:
         self.owner = owner
         self._settings = settings
         self._strategy = strategy
+        self._version = version
         self._seq = 0
         self._now_ms = -(2**63)
         self._read_to: int | None = None
@@ -607,7 +611,7 @@ class QueueLockHolder:
     def _member(self, log: GroupLog) -> MemberRecord:
         read_all = self._read_to is not None and log.next_offset >= self._read_to
         base = self._floor if read_all and self._tokens_would_fall(log) else log.base
-        return MemberRecord(**self._stamp(), base=base, strategy=self._strategy)
+        return MemberRecord(**self._stamp(), base=base, strategy=self._strategy, version=self._version)
 
     def _tokens_would_fall(self, log: GroupLog) -> bool:
         """Return whether a claim made now could get a token below a known one. True only for a log read to its end."""

@@ -28,6 +28,7 @@ only the order of the calls matters (test_a_queue_drained_before_its_stop_event_
 * A leave is written only when everything was released. The leases of a member that does not drain in time expire.
 """
 
+import importlib.metadata
 import itertools
 import math
 import os
@@ -112,7 +113,7 @@ class GroupLogThread:
         self._topic = reader.topic
         self._settings = settings
         self._now_ms = now_ms_of(clock)
-        self._holder = QueueLockHolder(owner, settings, strategy)
+        self._holder = QueueLockHolder(owner, settings, strategy, importlib.metadata.version("rocketshim"))
         self._reader = reader
         self._writer = writer
         self._checks = MemberChecks(owner, strategy, settings.lock_lease_ms)

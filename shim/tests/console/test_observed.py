@@ -270,6 +270,7 @@ def test_a_group_that_the_snapshot_does_not_have_shows_what_it_has_committed(
     monkeypatch.setattr(observed, "_described", lambda *_: (found, None))
     seen = text_of(stage.browser().get("/groups/pay.v2").text)
     assert "orders 3 7 9 2 – 0" in seen
+    assert "c@h 1 2" in seen, "a member with its partitions and their lag"
     assert "has committed nothing" not in seen
 
 

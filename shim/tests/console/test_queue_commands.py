@@ -9,6 +9,7 @@ from rocketshim_topics.group_log import (
     ClaimRecord,
     CommandRecord,
     LeaseEntry,
+    MemberRecord,
     RenewRecord,
     decode_group_record,
     encode_group_record,
@@ -103,3 +104,14 @@ def test_a_command_that_could_do_nothing_is_refused_and_not_stored(
     assert answer.status_code == 400
     assert why in text_of(answer.text)
     assert commands(stage) == []
+
+
+@pytest.mark.usefixtures("token")
+def test_members_of_the_log_have_their_version_queues_and_what_differs(stage: Stage) -> None:
+    for number, version in enumerate(("0.2.0", "0.2.0", None)):
+        record = MemberRecord(client_id=f"host@7@{number}", incarnation="i", seq=3, lease_ms=30_000, version=version)
+        stage.kafka.append(LOG, encode_group_record(record))
+    page = stage.browser().get(PAGE).text
+    assert "0.2.0 30 s Kafka's group protocol orders/0 orders/0/7" in text_of(page)
+    assert '<strong class="bad">not known</strong>' in page
+    assert '<strong class="bad">0.2.0' not in page

@@ -1,5 +1,6 @@
 """The group-log thread, turned by hand on the in-memory Kafka: who holds what when, and what ends it."""
 
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,14 @@ def test_a_member_of_a_new_group_gets_its_queues_immediately(fleet: Fleet) -> No
     assert fleet.holds("a")
     assert fleet.members["a"].members == ("a",)
     assert fleet.kinds() == ["member", "claim"]
+
+
+def test_heartbeats_have_the_version_of_the_library(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    first = decode_group_record(fleet.kafka.records(LOG)[0].value())
+    assert isinstance(first, MemberRecord)
+    assert first.version == importlib.metadata.version("rocketshim")
 
 
 def test_a_lease_is_renewed_while_the_thread_runs(fleet: Fleet) -> None:
