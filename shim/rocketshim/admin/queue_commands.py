@@ -28,7 +28,7 @@ from rocketshim_topics.group_log import (
 )
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["CommandResult", "FailingRecord", "command_owner", "failing_records", "store_group_record"]
+__all__ = ["CommandResult", "FailingRecord", "command_owner", "failing_records", "is_answer", "store_group_record"]
 
 _SEND_S: Final = 30.0
 
@@ -90,8 +90,8 @@ class CommandResult:
         address, after = self.before.address, self.after
         if after is None:
             return (
-                f"{address}: stored at {self.stored_at}, and the owner {self.before.owner} has not reported yet. Its "
-                "listener may be in a call, or it may run a version without commands; see: rocketshim group locks"
+                f"{address}: stored at {self.stored_at}, and the owner {self.before.owner} has not reported it done. "
+                "Its listener may be in a call, or it may run a version without commands; see: rocketshim group locks"
             )
         if after.token != self.before.token:
             return f"{address}: the queue has changed hands, so nothing was done; look again, and repeat the command"
@@ -145,12 +145,17 @@ def command_owner(
         stored_at = store_group_record(settings, reader.topic, record, clients)
 
         def has_reported(standing: GroupLogStanding) -> bool:
-            now = FailingRecord.of(standing, queue, offset)
-            return (now.token, now.attempts) != (before.token, before.attempts)
+            return is_answer(do, before, FailingRecord.of(standing, queue, offset))
 
         reader.read_on(has_reported, wait_s)
         after = FailingRecord.of(reader.standing, queue, offset) if has_reported(reader.standing) else None
         return CommandResult(before, stored_at, after)
+
+
+def is_answer(do: QueueCommand, before: FailingRecord, now: FailingRecord) -> bool:
+    """Return whether a later report says what a command did. Another failed attempt is no dead letter yet."""
+    has_changed = now.attempts != before.attempts and (not now.attempts or do is QueueCommand.TRY_NOW)
+    return now.token != before.token or has_changed
 
 
 def store_group_record(

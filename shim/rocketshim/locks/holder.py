@@ -27,6 +27,7 @@ from rocketshim_topics.group_log import (
     LeaseEntry,
     LeaveRecord,
     MemberRecord,
+    QueueCommand,
     ReleaseRecord,
     RenewRecord,
 )
@@ -123,7 +124,7 @@ class Slot:
     reconsume_counts: ReconsumeCounts = ()
     trouble: Trouble | None = None
     renews_now: bool = False
-    is_watched: bool = False  # a person has given a command, and waits for what it does
+    watched: CommandRecord | None = None  # a person waits for what this command does
 
     def advance(self, event: LockEvent) -> None:
         """Enter the next state; a lease without belief ends. Raise ValueError if the event cannot happen here."""
@@ -166,6 +167,12 @@ class Slot:
 
 def _is_stuck(reconsume_counts: ReconsumeCounts) -> bool:
     return any(count >= _STUCK_AFTER for _, count in reconsume_counts)
+
+
+def _has_done(command: CommandRecord, before: ReconsumeCounts, now: ReconsumeCounts) -> bool:
+    """Return whether the failed attempts of a message show that a command for it was obeyed, or is too late."""
+    was, is_now = (dict(counts).get(command.offset, 0) for counts in (before, now))
+    return was != is_now and (is_now == 0 or command.do is QueueCommand.TRY_NOW)
 
 
 class _Stamp(TypedDict):
@@ -297,7 +304,7 @@ class QueueLockHolder:
         actions = self._pass_time(now_ms)
         slot = self._slots.get(record.queue)
         if slot is not None and slot.state is LockState.HOLDING and slot.lease.token == record.token:
-            slot.is_watched = True
+            slot.watched = record
             actions.append(Commanded(slot.lease, record))
         return actions
 
@@ -334,9 +341,10 @@ class QueueLockHolder:
                 if slot.next_offset is not None and next_offset < slot.next_offset:
                     slot.renews_now = True  # before a commit of this owner is taken for one of the former positions
                 slot.next_offset = next_offset
-            has_changed = slot.is_watched and reconsume_counts != slot.reconsume_counts
-            if has_changed or _is_stuck(reconsume_counts) != _is_stuck(slot.reconsume_counts):
-                slot.renews_now, slot.is_watched = True, False
+            if slot.watched is not None and _has_done(slot.watched, slot.reconsume_counts, reconsume_counts):
+                slot.renews_now, slot.watched = True, None
+            if _is_stuck(reconsume_counts) != _is_stuck(slot.reconsume_counts):
+                slot.renews_now = True
             slot.reconsume_counts, slot.trouble = reconsume_counts, trouble
 
     def release(
@@ -561,7 +569,7 @@ class QueueLockHolder:
                 slot.sent_ms = sent_ms
                 slot.confirm(sent_ms, self._settings.lock_hold_ms)
                 slot.next_offset, slot.reconsume_counts = None, effect.reconsume_counts
-                slot.claim_after_ms, slot.renews_now, slot.is_watched = None, False, False
+                slot.claim_after_ms, slot.renews_now, slot.watched = None, False, None
                 return [slot.lease]
             slot.advance(LockEvent.REFUSE)
         if wanted or (slot is not None and slot.state is not LockState.IDLE):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocketshim.admin.queue_commands import CommandResult, FailingRecord, command_owner
+from rocketshim.admin.queue_commands import CommandResult, FailingRecord, command_owner, is_answer
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import (
@@ -107,10 +107,19 @@ def test_a_result_is_said_as_the_owner_reports_it() -> None:
     after = FailingRecord(QUEUE, 7, "a", 100, 5)
     finished = FailingRecord(QUEUE, 7, "a", 100, 0)
     other = FailingRecord(QUEUE, 7, "b", 200, 4)
-    assert "has not reported yet" in CommandResult(before, 3).text(TRY_NOW)
+    assert "has not reported it done" in CommandResult(before, 3).text(TRY_NOW)
     assert CommandResult(before, 3, after).text(TRY_NOW) == "orders/0/7 was tried, and has failed 5 times"
     assert "is finished: its queue goes on" in CommandResult(before, 3, finished).text(TRY_NOW)
     assert "as a dead letter unless an attempt had just succeeded" in CommandResult(before, 3, finished).text(
         DEAD_LETTER
     )
     assert "has changed hands, so nothing was done" in CommandResult(before, 3, other).text(DEAD_LETTER)
+
+
+def test_a_failed_attempt_answers_that_it_was_tried_and_not_that_it_is_a_dead_letter() -> None:
+    before, failed = FailingRecord(QUEUE, 7, "a", 100, 4), FailingRecord(QUEUE, 7, "a", 100, 5)
+    finished, other = FailingRecord(QUEUE, 7, "a", 100, 0), FailingRecord(QUEUE, 7, "b", 200, 4)
+    assert [is_answer(TRY_NOW, before, now) for now in (before, failed, finished, other)] == [False, True, True, True]
+    assert [is_answer(DEAD_LETTER, before, now) for now in (before, failed, finished, other)] == [
+        False, False, True, True,
+    ]  # fmt: skip

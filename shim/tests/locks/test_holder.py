@@ -1135,10 +1135,10 @@ def test_the_cause_of_a_failing_message_is_in_the_log_at_once_and_its_end_too() 
     assert (entry.reconsume_counts, entry.cause, entry.failing_ms) == ((), None, None)  # type: ignore[union-attr]
 
 
-def command(token: int, *, queue: MessageQueue = Q, offset: int = 17) -> CommandRecord:
-    return CommandRecord(
-        do=QueueCommand.DEAD_LETTER, topic=queue.topic, queue_id=queue.queue_id, token=token, offset=offset, by="ann"
-    )
+def command(
+    token: int, *, queue: MessageQueue = Q, offset: int = 17, do: QueueCommand = QueueCommand.DEAD_LETTER
+) -> CommandRecord:
+    return CommandRecord(do=do, topic=queue.topic, queue_id=queue.queue_id, token=token, offset=offset, by="ann")
 
 
 def test_a_command_comes_with_the_lease_that_it_names_while_that_may_be_used() -> None:
@@ -1178,7 +1178,7 @@ def test_what_a_command_did_is_renewed_immediately_and_later_changes_are_not() -
     assert token is not None
     lease = bench.lease(token)
     bench.holder.progress(lease, 17, ((17, 1),))
-    bench.take(bench.holder.command(command(token), bench.now_ms))
+    bench.take(bench.holder.command(command(token, do=QueueCommand.TRY_NOW), bench.now_ms))
     renewals = len(bench.of(RenewRecord))
     bench.wait(100)
     assert len(bench.of(RenewRecord)) == renewals, "nothing has changed yet"
@@ -1186,5 +1186,21 @@ def test_what_a_command_did_is_renewed_immediately_and_later_changes_are_not() -
     bench.wait(100)
     assert len(bench.of(RenewRecord)) == renewals + 1
     bench.holder.progress(lease, 17, ((17, 1),))
+    bench.wait(100)
+    assert len(bench.of(RenewRecord)) == renewals + 1
+
+
+def test_a_dead_letter_is_renewed_immediately_and_a_further_failure_before_it_is_not() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    lease = bench.lease(token)
+    bench.holder.progress(lease, 17, ((17, 1),))
+    bench.take(bench.holder.command(command(token), bench.now_ms))
+    renewals = len(bench.of(RenewRecord))
+    bench.holder.progress(lease, 17, ((17, 2),))
+    bench.wait(100)
+    assert len(bench.of(RenewRecord)) == renewals, "its listener had it"
+    bench.holder.progress(lease, 18, ())
     bench.wait(100)
     assert len(bench.of(RenewRecord)) == renewals + 1
