@@ -79,7 +79,7 @@ def test_a_button_stores_a_command_with_the_person_for_the_owner_that_the_page_h
     assert (command.offset, command.token) == (7, token)
     assert command.by.startswith("token (console of ")
     seen = text_of(browser.get(answer.headers["location"]).text)
-    assert f"{do} for orders/0/7 is stored: it has failed 80 times, as last reported" in seen
+    assert f"Group payments {do} for orders/0/7 is stored: it has failed 80 times, as last reported" in seen
     renew(stage, token, ((9, 1),))
     seen = text_of(browser.get(PAGE).text)
     assert f"orders/0/7 {do} token (console of" in seen
