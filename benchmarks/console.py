@@ -3,9 +3,10 @@
 * `pages`: how long the overview and the first page of causes take, and how much the latter reads.
 * `tab`: resident memory of the console while a tab polls the overview, and now and then opens the causes.
 * `idle`: connections to the broker 45 s after the last page.
+* `crowd`: the overview, with 1,000 groups, while 45 tabs ask for lists of dead letters; the console's largest memory.
 * `plan`: a plan for the rarest cause, one in a hundred dead letters, and how long all of it takes to apply.
 
-The console is the process `rocketshim console`. Each dead letter has a body of 1 KiB.
+The console is the process `rocketshim console`. Each dead letter has a body of 1 KiB (`--body`).
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,8 +26,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
 from rocketshim_local import any_broker
@@ -38,12 +41,16 @@ ROUNDS = 20
 IDLE_S = 45.0
 DEADLINE_S = 600.0
 MOST_PENDING = 50_000
+GROUPS = 1_000
+READERS = 45
+CROWD_S = 60.0
 
 
 class Tab:
     """A browser's tab: it has logged in, and measures each of its requests."""
 
     def __init__(self, port: int, login: str) -> None:
+        self.refused_as: set[int] = set()  # statuses that are no error
         self._port = port
         self._headers = {"sec-fetch-site": "same-origin"}
         answer, _, _ = self.ask("GET", login)
@@ -56,7 +63,7 @@ class Tab:
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
-        if answer.status not in {200, 303}:
+        if answer.status not in {200, 303, *self.refused_as}:
             raise RuntimeError(f"{path}: {answer.status} {text}")
         return answer, re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)), (time.perf_counter() - began_s) * 1_000
 
@@ -67,7 +74,7 @@ class Tab:
 class Stage:
     """A group with dead letters, and a console."""
 
-    def __init__(self, bootstrap: str, count: int) -> None:
+    def __init__(self, bootstrap: str, count: int, body_bytes: int) -> None:
         self.bootstrap = bootstrap
         self.names = TopicNames(f"bench{uuid.uuid4().hex[:8]}")
         self.topic = self.names.dead_letter(GROUP)
@@ -85,7 +92,7 @@ class Stage:
             headers: Any = encode(envelope)
             while len(producer) >= MOST_PENDING:
                 producer.poll(0.1)
-            producer.produce(self.topic, b"x" * 1_024, b"k%d" % number, headers=headers)
+            producer.produce(self.topic, b"x" * body_bytes, b"k%d" % number, headers=headers)
         producer.flush(DEADLINE_S)
 
     @contextmanager
@@ -184,6 +191,50 @@ def idle(stage: Stage) -> None:
         table.say("connections to the broker", "0 without a tab", shown)
 
 
+def crowd(stage: Stage) -> None:
+    _make_groups(stage)
+    with stage.console() as (pid, opened):
+        opened.ask("GET", "/")
+        time.sleep(20)  # the first snapshots
+        opened.refused_as.add(503)
+        end_s = time.monotonic() + CROWD_S
+        statuses: list[int] = []
+
+        def read() -> None:
+            while time.monotonic() < end_s:
+                statuses.append(opened.ask("GET", f"/dead/{stage.topic}")[0].status)
+
+        readers = [threading.Thread(target=read) for _ in range(READERS)]
+        for reader in readers:
+            reader.start()
+        times, sizes = [], []
+        while time.monotonic() < end_s:
+            times.append(opened.ms("/"))
+            sizes.append(resident_mib(pid))
+            time.sleep(0.2)
+        for reader in readers:
+            reader.join()
+    shown = f"p50 {statistics.median(times):.0f} ms, max {max(times):.0f}, {max(sizes):.0f} MiB"
+    table.say(
+        f"`/` with {GROUPS:,} groups beside {READERS} readers", "≤ 300 ms, ≤ 256 MiB",
+        f"{shown}; {statuses.count(200)} lists read, {statuses.count(503)} times busy",
+    )  # fmt: skip
+
+
+def _make_groups(stage: Stage) -> None:
+    """Groups of the shim, each with a position."""
+    names, admin = stage.names, AdminClient({"bootstrap.servers": stage.bootstrap})
+    orders, groups = f"{names.namespace}.orders", [f"group-{number}" for number in range(GROUPS)]
+    topics = [orders, *(names.retry(group) for group in groups)]
+    for at in range(0, len(topics), 100):
+        for future in admin.create_topics([NewTopic(topic, 1) for topic in topics[at : at + 100]]).values():
+            future.result(120)
+    for group in groups:
+        consumer = Consumer({"bootstrap.servers": stage.bootstrap, "group.id": group, "enable.auto.commit": False})
+        consumer.commit(offsets=[TopicPartition(orders, 0, 0)], asynchronous=False)
+        consumer.close()
+
+
 def plan(stage: Stage) -> None:
     with stage.console() as (_, opened):
         form = urlencode({"where": "FAIL_CLASS = 'KeyError'"})
@@ -203,19 +254,21 @@ def plan(stage: Stage) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help="pages, tab, idle, plan; default all of them")
+    parser.add_argument("rows", nargs="*", help="pages, tab, idle, crowd, plan; default all of them")
     parser.add_argument("--letters", type=int, default=1_000_000)
+    parser.add_argument("--body", type=int, default=1_024, help="bytes of each dead letter's body")
     parser.add_argument("--seconds", type=float, default=600, help="how long the tab polls")
     chosen = parser.parse_args()
     with any_broker() as broker:
-        stage = Stage(broker.bootstrap, chosen.letters)
+        stage = Stage(broker.bootstrap, chosen.letters, chosen.body)
         rows = {
             "pages": lambda: pages(stage),
             "tab": lambda: tab(stage, chosen.seconds),
             "idle": lambda: idle(stage),
+            "crowd": lambda: crowd(stage),
             "plan": lambda: plan(stage),
         }
-        print(f"{chosen.letters:,} dead letters of 1 KiB")
+        print(f"{chosen.letters:,} dead letters of {chosen.body} bytes")
         table.head()
         for row in chosen.rows or rows:
             rows[row]()
