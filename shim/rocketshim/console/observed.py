@@ -249,7 +249,7 @@ def tiles(request: Request) -> Response:
 def _now(request: Request) -> dict[str, Any]:
     """Return the newest snapshot, and what is wrong by it and by the doctor's last visit, if somebody asked for one."""
     visits: DoctorVisits = request.app.state.doctor
-    snapshot = visits.console.snapshot()
+    snapshot = visits.console.snapshot(soon=True)
     is_known = snapshot is not None and snapshot.error is None
     findings = visits.on_overview(snapshot) if snapshot and is_known else None
     curves = _curves(visits.console.sampler.history, snapshot, _OF_ALL)

@@ -84,7 +84,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    for limit in ("_PAGE_S", "_SNAPSHOT_S"):
+    for limit in ("_PAGE_S", "_SNAPSHOT_S", "_SOON_S"):
         monkeypatch.setattr(f"rocketshim.console.context.{limit}", 60.0)
     made = Stage(tmp_path / "plans")
     yield made

@@ -1,6 +1,7 @@
 """What waits, retries, is parked or unread; and what the doctor found."""
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from rocketshim.console.context import Templates
 from rocketshim.console.observed import Sparkline, leaving, sparkline
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.history import EVERY_MS
+from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WorkerSnapshot
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, LeaseEntry, RenewRecord, encode_group_record
@@ -55,6 +57,26 @@ def test_the_overview_counts_by_offsets_and_refreshes_itself(stage: Stage) -> No
     tiles = browser.get("/tiles").text
     assert tiles.startswith('<div id="tiles" hx-get="/tiles" hx-trigger="every 5s"')
     assert "<html" not in tiles
+
+
+def test_the_overview_does_not_wait_for_a_long_first_look_and_asks_again_soon(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, look_up = threading.Event(), OffsetLookup.look_up
+
+    def late(*given: Any) -> Any:
+        ends.wait(60)
+        return look_up(*given)
+
+    monkeypatch.setattr(OffsetLookup, "look_up", late)
+    monkeypatch.setattr(context, "_SOON_S", 0.0)
+    browser = stage.browser()
+    tiles = browser.get("/tiles").text
+    assert "The first look at the cluster has not ended." in tiles
+    assert 'hx-trigger="every 1s"' in tiles
+    ends.set()
+    assert "As of" in browser.get("/groups").text, "this page waits for it"
+    assert 'hx-trigger="every 5s"' in browser.get("/tiles").text
 
 
 def test_the_overview_begins_with_what_is_wrong_now_and_what_helps(stage: Stage) -> None:
