@@ -206,8 +206,9 @@ def test_the_file_of_the_documentation_is_legal(harness: Harness, shell: Shell) 
     [declared] = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
     shell.write(declared)
     assert shell.actions() == {"daily": "new", "reindex-all": "new"}
-    harness.pass_time("7d")
-    assert [len(harness.kafka.records(topic)) for topic in ("reports", "reindex")] == [5, 7 * 24 * 4]
+    harness.pass_time("1d")
+    assert len(harness.kafka.records("reindex")) == 24 * 4
+    assert len(harness.kafka.records("reports")) < 2, "on working days (shim/tests/docs has the whole week)"
 
 
 def test_all_errors_of_a_file_are_reported_together(harness: Harness, shell: Shell) -> None:
