@@ -201,6 +201,12 @@ class Producer(confluent_kafka.Producer):
             self._shim_watch.turn()
         return super().poll(timeout)
 
+    def close(self) -> bool:
+        """As the original; the client that asks for workers is closed, too."""
+        if self._shim_watch is not None:
+            self._shim_watch.close()
+        return super().close()
+
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """As the original, also for the client that asks for workers."""
         super().set_sasl_credentials(username, password)
@@ -262,6 +268,11 @@ class _Watch:
         names, credentials = producer._shim_names, producer._shim_credentials  # noqa: SLF001 - a part of it
         self._watch = watched_workers(producer._shim_connection, credentials, names)  # noqa: SLF001
         self._turning = threading.Lock()
+
+    def close(self) -> None:
+        """Close the client of an open question; a delayed message that is sent later begins a new one."""
+        with self._turning:
+            self._watch.close()
 
     def turn(self) -> None:
         if self._turning.acquire(blocking=False):
