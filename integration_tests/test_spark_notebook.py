@@ -70,7 +70,7 @@ def printed(cells: list[Any]) -> str:
 def lasting(text: str) -> str:
     """What each run prints, without names, times and offsets of one run, and so without the widths of columns."""
     text = re.sub(r"triage[0-9a-f]{6}|\d{4}-\d\d-\d\d [\d:.]+|/\d+/\d+", "…", text)
-    return re.sub(r"[ -]+", " ", text)
+    return re.sub(r" ?\| ?", "|", re.sub(r"[ -]+", " ", text))
 
 
 def write_outputs() -> None:

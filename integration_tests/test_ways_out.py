@@ -265,7 +265,7 @@ FAULTS: dict[str, tuple[Try, Try]] = {
     "no topic of the user; a reader": (Place.init, lambda place: place.reader(f"{place.namespace}.none")),
     "no schedule topic; delayed ls": (lambda _: None, lambda place: place.shell("delayed", "ls")),
     "no state of timers; timers ls": (lambda _: None, lambda place: place.shell("timers", "ls")),
-    "no log of timers; timers show": (lambda _: None, lambda place: place.shell("timers", "show", "orders", "o-7")),
+    "no log of timers; timers show": (lambda _: None, lambda place: place.shell("timers", "show", place.topic, "o-7")),
     "no parking topic; parked ls": (lambda _: None, lambda place: place.shell("parked", "ls")),
     "the schedule topic is deleted under a worker": (is_deleted_while_it_runs, Place.running_worker),
     "the schedule topic is compacted under a worker": (is_compacted_while_it_runs, Place.running_worker),
