@@ -14,7 +14,7 @@ from rocketshim_topics import parse_duration_ms
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.partitioner import timer_partition
 
-__all__ = ["FoundTimer", "from_now", "is_named", "moment_ms"]
+__all__ = ["FoundTimer", "from_now", "is_named", "moment_ms", "utc_text"]
 
 
 def moment_ms(text: str, option: str, now_ms: int) -> int:
@@ -34,7 +34,8 @@ def from_now(at_ms: int, now_ms: int) -> str:
     return duration_text(at_ms - now_ms) if at_ms >= now_ms else f"{duration_text(now_ms - at_ms)} ago"
 
 
-def _utc(at_ms: int) -> str:
+def utc_text(at_ms: int) -> str:
+    """Return a time with its zone, for a sentence."""
     return f"{time_text(at_ms)} UTC"
 
 
@@ -65,15 +66,15 @@ class FoundTimer:
     def outcome(self) -> str:
         """What became of the last message."""
         fate, event = self.history.fate()
-        begins = "" if self.history.begins_ms is None else f"; the log begins at {_utc(self.history.begins_ms)}"
+        begins = "" if self.history.begins_ms is None else f"; the log begins at {utc_text(self.history.begins_ms)}"
         if fate is TimerFate.PENDING:
             now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
             why = "" if due_ms >= now_ms else "; is a worker running, or was it parked?"
             when = from_now(due_ms, now_ms)
-            return f"pending, due at {_utc(due_ms)} ({when if why else f'in {when}'}){why}"
+            return f"pending, due at {utc_text(due_ms)} ({when if why else f'in {when}'}){why}"
         if event is None or fate is TimerFate.UNKNOWN:
             return f"unknown: the log has no message of this name{begins}"
-        return f"{fate.value} at {_utc(event.stored_ms)}"
+        return f"{fate.value} at {utc_text(event.stored_ms)}"
 
     def effect(self, event: TimerEvent) -> str:
         """What a command did."""

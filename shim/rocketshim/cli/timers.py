@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rocketshim.admin.record_view import time_text
-from rocketshim.admin.timer_view import FoundTimer, from_now, is_named, moment_ms
+from rocketshim.admin.timer_view import FoundTimer, from_now, is_named, moment_ms, utc_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.kinds import Limit
@@ -24,7 +24,6 @@ from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerFate
 from rocketshim.errors import RocketshimError, SendError
 from rocketshim.kafka.timer_log import (
-    UNREAD_MS,
     pending_timers,
     read_histories,
     read_recurring,
@@ -101,10 +100,9 @@ def stored_timers(
     """Return the pending names that the worker has stored; say if it has not read all commands."""
     records = counting(reader.read([reader.require(names.timer_state)]))
     found = sorted(pending_timers(records, is_wanted))
-    unread_ms, now_ms = unread_since_ms(reader, names), time.time_ns() // 1_000_000
-    if unread_ms is not None and unread_ms < now_ms - UNREAD_MS:
+    if (unread_ms := unread_since_ms(reader, names, time.time_ns() // 1_000_000)) is not None:
         typer.echo(
-            f"no worker has read the commands since {time_text(unread_ms)} UTC: names may be missing here, and others "
+            f"no worker has read the commands since {utc_text(unread_ms)}: names may be missing here, and others "
             "may have ended. `rocketshim status` says why",
             err=True,
         )

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Final
 
 import typer
 
-from rocketshim.admin.record_view import time_text
-from rocketshim.admin.timer_view import FoundTimer, from_now
+from rocketshim.admin.record_view import count_text, time_text
+from rocketshim.admin.timer_view import FoundTimer, from_now, utc_text
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Json, selection
 from rocketshim.cli.records import show_rows
@@ -135,12 +135,12 @@ class _FoundTransaction(FoundTimer):
         if fate is TimerFate.PENDING:
             now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
             late = "; is a worker running?" if due_ms < now_ms else ""
-            times = f"{self.asked} time{'' if self.asked == 1 else 's'}"
-            return f"waits for its outcome, asked {times}, next at {time_text(due_ms)} UTC{late}"
+            times = count_text(self.asked, "time")
+            return f"waits for its outcome, asked {times}, next at {utc_text(due_ms)}{late}"
         if event is None or fate not in _STATES:
             parked = "; it is parked: rocketshim parked ls --reason transaction-unanswered"
             return f"{super().outcome}{parked if fate is TimerFate.UNANSWERED else ''}"
-        return f"{_ENDED[event.effect]} at {time_text(event.stored_ms)} UTC"
+        return f"{_ENDED[event.effect]} at {utc_text(event.stored_ms)}"
 
     def effect(self, event: TimerEvent) -> str:
         match event.effect:

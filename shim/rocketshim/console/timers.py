@@ -27,7 +27,7 @@ from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import close_producer, confluent_clients
 from rocketshim.kafka.reports import DeliveryReports, store
-from rocketshim.kafka.timer_log import UNREAD_MS, pending_timers, unread_since_ms
+from rocketshim.kafka.timer_log import pending_timers, unread_since_ms
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Message
@@ -65,7 +65,7 @@ def listed(request: Request) -> Response:
     with console.reader() as reader:
         stored, limits = reader.require(console.names.timer_state), console.limits(_MOST_STATES)
         read = read_newest(reader, [stored], lambda _: True, limits, collect=pending)
-        unread_ms = unread_since_ms(reader, console.names)
+        unread_ms = unread_since_ms(reader, console.names, now_ms)
     bars = _bars([each.due_ms for each in read.records], now_ms)
     return console.page(
         request,
@@ -75,7 +75,7 @@ def listed(request: Request) -> Response:
         due_before=due_before,
         pending=read.records[:_ON_A_PAGE],
         count=len(read.records),
-        unread_ms=unread_ms if unread_ms is not None and unread_ms < now_ms - UNREAD_MS else None,
+        unread_ms=unread_ms,
         bars=bars,
         most=max(bars.values(), default=1) or 1,
         read=read,

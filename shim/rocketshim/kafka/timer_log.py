@@ -22,7 +22,6 @@ from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
 from rocketshim_topics.wire import read_headers
 
 __all__ = [
-    "UNREAD_MS",
     "pending_timers",
     "read_histories",
     "read_outcome",
@@ -34,8 +33,7 @@ __all__ = [
 _Watch = Callable[[Iterable[Any]], Iterator[Any]]
 """Passes records on, and may end the reading."""
 
-UNREAD_MS: Final = 3_000
-"""A worker that runs reads a command in less time, also while it takes partitions over."""
+_UNREAD_MS: Final = 3_000  # a worker that runs reads a command in less, also while it takes partitions over
 _NEAR_COUNT: Final = 10_000  # records of the first look at the end of the log
 
 
@@ -147,10 +145,11 @@ def read_outcome(
     return TimerHistory((), is_certain=False, begins_ms=begins_ms).outcome()
 
 
-def unread_since_ms(reader: TopicReader, names: TopicNames) -> int | None:
-    """Return when the oldest command was stored that no worker has read; None: all are read. Epoch ms."""
+def unread_since_ms(reader: TopicReader, names: TopicNames, now_ms: int) -> int | None:
+    """Return when the oldest command was stored that no worker has read, epoch ms; None: all are read, or will be."""
     first = reader.first_records(_unread_spans(reader, names)).values()
-    return min((record.timestamp()[1] for records in first for record in records), default=None)
+    stored_ms = (record.timestamp()[1] for records in first for record in records)
+    return min((at_ms for at_ms in stored_ms if at_ms < now_ms - _UNREAD_MS), default=None)
 
 
 def _unread_spans(reader: TopicReader, names: TopicNames) -> dict[TopicPartitionKey, tuple[int, int]]:

@@ -135,7 +135,7 @@ def test_a_list_says_that_no_worker_has_read_the_commands(
     send(kafka)
     code, out, err = run(capsys, "ls", command=command)
     assert (code, out, err) == (0, "none\n", ""), "a worker may read it in this moment"
-    monkeypatch.setattr("rocketshim.cli.timers.UNREAD_MS", -1_000)
+    monkeypatch.setattr("rocketshim.kafka.timer_log._UNREAD_MS", -1_000)
     code, out, err = run(capsys, "ls", command=command)
     assert (code, out) == (0, "none\n")
     assert re.match("no worker has read the commands since .* UTC: names may be missing here", err)
