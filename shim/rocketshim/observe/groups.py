@@ -77,9 +77,11 @@ class GroupReader:
             for number in range(count)
         ]
         committed: dict[str, dict[TopicPartitionKey, TopicPartition]] = {}
-        for group in described:
+        for group, answer in self._reader.committed_by_groups(dict.fromkeys(described, partitions)):
             with _named(group, found):
-                committed[group] = self._reader.committed(group, partitions)
+                if isinstance(answer, RocketshimError):
+                    raise answer
+                committed[group] = answer
         bounds = self._reader.bounds_of({key for commits in committed.values() for key in commits})
         for group, commits in committed.items():
             with _named(group, found):

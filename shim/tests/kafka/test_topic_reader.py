@@ -1,7 +1,9 @@
 """A topic is read also while the leader of a partition moves."""
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError
+from rocketshim.kafka import topic_reader
+from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.testing.partition_result import PartitionResult, named
@@ -71,6 +75,66 @@ def test_a_slow_cluster_is_asked_again_for_the_positions_of_a_group_and_an_absen
         late[0] = 100
         with pytest.raises(BrokerUnavailableError):
             reader.positions("g", [key])
+
+
+def _asking(kafka: InMemoryKafka, before: Callable[[str], None]) -> Clients:
+    """Clients of a Kafka in memory that call `before` with a group before they answer for its positions."""
+    clients = kafka.clients()
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        ask = made.committed
+
+        def committed(*args: Any, **kwargs: Any) -> Any:
+            before(settings["group.id"])
+            return ask(*args, **kwargs)
+
+        made.committed = committed  # type: ignore[method-assign]
+        return made
+
+    return replace(clients, consumer=consumer)
+
+
+def test_several_groups_are_asked_for_their_positions_at_a_time() -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("orders", 1)
+    key, all_ask = TopicPartitionKey("orders", 0), threading.Barrier(8)
+    for number in range(8):
+        member = kafka.consumer({"bootstrap.servers": "memory:1", "group.id": f"g{number}"})
+        member.commit(offsets=[TopicPartition("orders", 0, number)], asynchronous=False)
+
+    def before(_: str) -> None:
+        all_ask.wait(60)
+
+    with TopicReader("memory:1", clients=_asking(kafka, before)) as reader:
+        found = reader.committed_by_groups({f"g{number}": [key] for number in range(8)})
+        positions = {group: each[key].offset for group, each in found if isinstance(each, dict)}
+    assert positions == {f"g{number}": number for number in range(8)}
+
+
+def test_groups_that_were_not_asked_when_the_caller_stops_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("orders", 1)
+    asked: list[str] = []
+    has_stopped = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, *_: object, **options: bool) -> None:
+            super().shutdown(**{**options, "wait": False})
+            has_stopped.set()
+            super().shutdown()
+
+    def before(group: str) -> None:
+        asked.append(group)
+        if group != "g0":
+            assert has_stopped.wait(60)
+
+    monkeypatch.setattr(topic_reader, "ThreadPoolExecutor", Pool)
+    with TopicReader("memory:1", clients=_asking(kafka, before)) as reader:
+        answers = reader.committed_by_groups({f"g{number}": [TopicPartitionKey("orders", 0)] for number in range(100)})
+        assert next(answers) == ("g0", {})
+        answers.close()
+    assert len(asked) < 100
 
 
 def test_the_bounds_of_a_thousand_partitions_are_requested_together() -> None:

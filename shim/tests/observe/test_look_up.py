@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -273,6 +274,43 @@ def test_a_topic_that_a_group_begins_to_read_is_found_within_ten_rounds(world: W
     found = [[each.topic for each in world.snapshot().groups[0].partitions] for _ in range(10)]
     assert found[0] == ["orders"]
     assert found[-1] == ["bills", "orders"]
+
+
+def test_the_first_round_asks_a_group_for_no_topic_that_belongs_to_another_group(world: World) -> None:
+    for group in ("bill", "ship"):
+        world.kafka.create_topic(NAMES.retry(group), 1)
+        world.kafka.create_topic(NAMES.dead_letter(group), 1)
+        world.commit(group, NAMES.retry(group), 0, 0)
+    world.commit("bill", "orders", 0, 0)
+    world.commit("ship", NAMES.dead_letter("bill"), 0, 0)
+    asked: list[tuple[str, str]] = []
+    consumer = world.clients.consumer
+
+    def noting(settings: dict[str, Any]) -> Any:
+        made: Any = consumer(settings)
+        ask = made.committed
+
+        def committed(partitions: list[TopicPartition], **kwargs: Any) -> Any:
+            asked.extend((settings["group.id"], each.topic) for each in partitions)
+            return ask(partitions, **kwargs)
+
+        made.committed = committed
+        return made
+
+    world.clients = replace(world.clients, consumer=noting)
+    for known, has_both in (((), False), (("ship",), True)):
+        asked.clear()
+        with closing(OffsetLookup("memory:1", NAMES, groups=known, clients=world.clients, clock=world.clock)) as lookup:
+            standings = lookup.look_up().standings
+            assert [each.topic for each in standings["bill"].partitions] == ["orders", NAMES.retry("bill")]
+            assert ("bill", NAMES.retry("ship")) not in asked
+            read = {each.topic for each in standings["ship"].partitions}
+            assert read == {NAMES.retry("ship")} | ({NAMES.dead_letter("bill")} if has_both else set())
+            for _ in range(10):
+                standings = lookup.look_up().standings
+            assert {each.topic for each in standings["ship"].partitions} == {
+                NAMES.retry("ship"), NAMES.dead_letter("bill"),
+            }  # fmt: skip
 
 
 def test_a_cluster_that_does_not_answer_is_an_error(world: World) -> None:
