@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
-from rocketshim.kafka.lookups import partition_bounds
+from rocketshim.kafka.lookups import ANSWER_S, ask_patiently, partition_bounds
 from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, Owner
 from rocketshim.locks.log_clients import log_reader_config
 from rocketshim.settings import ConnectionSettings
@@ -32,7 +32,6 @@ from rocketshim_topics.names import TopicNames
 
 __all__ = ["GroupLogReader", "GroupLogStanding", "StoredCommand", "group_log", "read_group_log", "release_record"]
 
-_TIMEOUT_S: Final = 30.0
 _SILENCE_TIMEOUT_S: Final = 30.0
 _OPERATOR_SEQ: Final = 2**63 - 1
 _COMMANDS_SHOWN: Final = 20
@@ -115,13 +114,15 @@ class GroupLogReader:
 def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError) -> GroupLogStanding:
     """Read and fold the whole log by a consumer of `log_reader_config`, whose assignment is replaced."""
     try:
-        found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+        topics = ask_patiently(lambda: consumer.list_topics(topic, timeout=ANSWER_S).topics, consumer, complaints)
+        found = topics.get(topic)
         if found is None or not found.partitions:
             raise TopicMissingError(
                 f"missing: {topic}. The group has no log: it never consumed in order or with an allocation strategy. "
                 f"{OR_HIDDEN}"
             )
-        low, high = partition_bounds(consumer, TopicPartition(topic, 0), _TIMEOUT_S)
+        log = TopicPartition(topic, 0)
+        low, high = ask_patiently(lambda: partition_bounds(consumer, log, ANSWER_S), consumer, complaints)
     except KafkaException as error:
         cause = error.args[0]
         raise BrokerUnavailableError(

@@ -21,10 +21,10 @@ from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, Rocket
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, for_reading, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
-from rocketshim.kafka.lookups import AnswerT, ask_again, check_answers, in_parts, partition_bounds
+from rocketshim.kafka.lookups import ANSWER_S, AnswerT, ask_patiently, check_answers, in_parts, partition_bounds
 from rocketshim.kafka.positions import group_positions
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import DENIED, LEADER_MOVES, MISSING
+from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import init_command
 
@@ -33,10 +33,8 @@ __all__ = ["LITTLE_AHEAD", "TopicReader"]
 LITTLE_AHEAD: Final = {"queued.max.messages.kbytes": 2_048, "fetch.message.max.bytes": 262_144}
 """For readers of a few records of many partitions: what the client fetches ahead costs memory, and time by a quota."""
 
-_METADATA_S: Final = 10.0
 _DENIED_S: Final = 1.0
 _GROUPS_AT_A_TIME: Final = 8  # each has a client: up to 66 file handles on 30 brokers (our measurement)
-_TRIES: Final = 3  # a link on which a request takes 3 s needs more than 10 s for the first answer
 _POLL_S: Final = 0.2
 _FETCH_COUNT: Final = 1_000
 _FETCH_WAIT_MS: Final = 50  # a fetch that waits at an end delays the next read (500 by default, measured)
@@ -115,7 +113,7 @@ class TopicReader:
         """Return the earliest offset that retention has left, and the end of the partition."""
         if partition > INT_MAX:  # for example in a forged header; the client would raise OverflowError
             raise TopicMissingError(f"there is no partition {topic}/{partition}: Kafka's numbers end at {INT_MAX}")
-        return self._ask(lambda: partition_bounds(self._consumer, TopicPartition(topic, partition), _METADATA_S))
+        return self._ask(lambda: partition_bounds(self._consumer, TopicPartition(topic, partition), ANSWER_S))
 
     def read(
         self,
@@ -373,22 +371,14 @@ class TopicReader:
             ends.pop(TopicPartitionKey(message.topic(), message.partition()), None)
 
     def _metadata(self) -> Any:
-        return self._ask(lambda: self._consumer.list_topics(timeout=_METADATA_S))
+        return self._ask(lambda: self._consumer.list_topics(timeout=ANSWER_S))
 
     def _ask(self, request: Callable[[], AnswerT]) -> AnswerT:
-        """Return the answer to a request; raise a typed error.
-
-        If there is no answer in time, and no connection has failed, the brokers are slow: it is asked for again.
-        """
-        left = _TRIES
-        while True:
-            left -= 1
-            try:
-                return ask_again(request, LEADER_MOVES, _METADATA_S)
-            except KafkaException as error:
-                is_late = error.args[0].code() == KafkaError._TIMED_OUT  # noqa: SLF001 - no public spelling
-                if not left or not is_late or self._complaints.text(self._consumer):
-                    raise self.typed(error) from error
+        """Return the answer to a request of `ANSWER_S`; raise a typed error."""
+        try:
+            return ask_patiently(request, self._consumer, self._complaints)
+        except KafkaException as error:
+            raise self.typed(error) from error
 
     def _bounds(self, topics: Sequence[str]) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return the bounds of all partitions of these topics, all of which must exist."""
@@ -409,7 +399,7 @@ class TopicReader:
 
     def _at_times(self, times: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         asked = [TopicPartition(*key, at_ms) for key, at_ms in times.items()]
-        return in_parts(lambda part: self._consumer.offsets_for_times(part, timeout=_METADATA_S), asked)
+        return in_parts(lambda part: self._consumer.offsets_for_times(part, timeout=ANSWER_S), asked)
 
     def typed(self, error: KafkaException) -> RocketshimError:
         """Return the typed error for an error of the client, with this cluster's address."""
@@ -439,4 +429,4 @@ def _positions(consumer: ConsumerClient, asked: list[TopicPartition]) -> list[To
             raise KafkaException(cause) from error
         if error.args[0].code() != KafkaError._TIMED_OUT:  # noqa: SLF001 - no public spelling
             raise
-    return group_positions(consumer, asked, _METADATA_S)
+    return group_positions(consumer, asked, ANSWER_S)

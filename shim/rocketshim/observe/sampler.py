@@ -155,6 +155,8 @@ class Sampler:
                     self._newest = replace(snapshot, workers=workers)
                     self._changed.notify_all()
                 self.moved_ns = self._clock.monotonic_ns()
+                if snapshot.error is not None:  # its watcher may leave; the next round may last as long as this one
+                    began_s = time.monotonic()
                 self._pause(began_s + self._every_s)
         finally:
             if lookup is not None:

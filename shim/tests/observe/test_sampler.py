@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -174,6 +175,23 @@ def test_a_round_that_fails_keeps_the_last_values_and_the_next_round_has_new_cli
         assert found == [None, "no broker answered", "unexpected", None]
         assert rounds.opened == 3
         rounds.permit_all()
+
+
+def test_after_a_round_that_failed_late_the_next_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that shows the error ends then, and not after a second round as long as the first."""
+    now_s = [0.0]
+    monkeypatch.setattr("rocketshim.observe.sampler.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    rounds = Rounds(BrokerUnavailableError("no broker answered"))
+
+    def look_up(between: Callable[[], None]) -> Offsets:
+        now_s[0] += 100.0
+        return Rounds.look_up(rounds, between)
+
+    rounds.look_up = look_up  # type: ignore[method-assign]
+    rounds.permit_all()
+    with Sampler(rounds, NAMES, LEVELS, every_s=50.0, clock=VirtualClock()) as sampling, sampling.watch() as watch:
+        assert watch.wait_newer(None, PATIENCE_S) is not None
+    assert rounds.made == 1
 
 
 def test_if_the_system_has_no_thread_left_the_next_watcher_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
