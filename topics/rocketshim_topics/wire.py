@@ -186,6 +186,58 @@ class Record(Protocol):
         """Timestamp type (0: not available, 1: create time, 2: append time) and epoch ms."""
 
 
+class MadeRecord:
+    """A record that no Kafka client has fetched, with the accessors of one that was."""
+
+    def __init__(
+        self,
+        topic: str | None,
+        partition: int | None,
+        offset: int | None,
+        *,
+        key: Any = None,
+        value: Any = None,
+        headers: Any = None,
+        timestamp: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._position = topic, partition, offset
+        self._content = key, value
+        self._headers = headers
+        self._timestamp = timestamp
+
+    def topic(self) -> str | None:
+        """Return the physical topic."""
+        return self._position[0]
+
+    def partition(self) -> int | None:
+        """Return the partition."""
+        return self._position[1]
+
+    def offset(self) -> int | None:
+        """Return the offset."""
+        return self._position[2]
+
+    def key(self) -> Any:
+        """Return the key."""
+        return self._content[0]
+
+    def value(self) -> Any:
+        """Return the value."""
+        return self._content[1]
+
+    def headers(self) -> Any:
+        """Return the headers."""
+        return self._headers
+
+    def set_headers(self, headers: Any) -> None:
+        """Replace the headers."""
+        self._headers = headers
+
+    def timestamp(self) -> tuple[int, int]:
+        """Return the timestamp type and epoch ms."""
+        return self._timestamp
+
+
 BAD_HEADER_KEY: Final = "bad-header-key"
 """Reason of a malformed record with a header whose name has control characters or is not UTF-8."""
 

@@ -27,7 +27,7 @@ from rocketshim.errors import ConfigError, MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
 from rocketshim_topics.hops import MAX_FAIL_CLASS_BYTES, MAX_FAIL_TEXT_BYTES
 from rocketshim_topics.names import check_topic
-from rocketshim_topics.wire import Header, read_headers
+from rocketshim_topics.wire import Header, MadeRecord, read_headers
 
 __all__ = ["DIALECTS", "DeadLetterRecord", "Decoder", "Dialect", "ForeignLetter", "read_foreign"]
 
@@ -303,39 +303,15 @@ class Decoder:
                 message, message, envelope, None if message.value() is not None else "source-gone", name
             )
         try:
-            original = decode(read_headers(first), trusted=False)
+            headers = read_headers(first)
+            original = decode(headers, trusted=False)
         except MalformedRecordError as error:
             return DeadLetterRecord(message, message, envelope, error.reason, name)
         envelope.user, envelope.tags, envelope.keys = original.user, original.tags, original.keys
         envelope.uniq_key = original.uniq_key or envelope.uniq_key
         envelope.born_timestamp_ms = original.born_timestamp_ms
-        return DeadLetterRecord(message, _Completed(message, first), envelope, dialect=name)
-
-
-class _Completed:
-    """A dead letter with the key, value, headers and timestamp of the record that it refers to."""
-
-    def __init__(self, dead_letter: Record, first: Record) -> None:
-        self._dead_letter = dead_letter
-        self._first = first
-
-    def topic(self) -> str | None:
-        return self._dead_letter.topic()
-
-    def partition(self) -> int | None:
-        return self._dead_letter.partition()
-
-    def offset(self) -> int | None:
-        return self._dead_letter.offset()
-
-    def key(self) -> Any:
-        return self._first.key()
-
-    def value(self) -> Any:
-        return self._first.value()
-
-    def headers(self) -> Any:
-        return read_headers(self._first)
-
-    def timestamp(self) -> tuple[int, int]:
-        return self._first.timestamp()
+        record = MadeRecord(
+            message.topic(), message.partition(), message.offset(),
+            key=first.key(), value=first.value(), headers=headers, timestamp=first.timestamp(),
+        )  # fmt: skip
+        return DeadLetterRecord(message, record, envelope, dialect=name)

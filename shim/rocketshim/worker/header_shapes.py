@@ -46,36 +46,14 @@ _SAMPLE_DUE_MS: Final = 3_000_000_000_000
 Choose = Callable[[list[Header]], tuple[Header, ...]]
 
 
-class _Sample:
-    """A record with given header names, in which no two header values are equal."""
-
-    def __init__(self, names: tuple[str, ...], target: str) -> None:
-        known = {wire.SHIM: _VERSION, wire.REAL_TOPIC: target.encode(), wire.TARGET_TRIES: b"0"}
-        self.given: list[Header] = [
-            (name, known.get(name, b"%d" % (1_000 + at) if LARGEST.get(name) else b"value %d" % at))
-            for at, name in enumerate(names)
-        ]
-
-    def topic(self) -> str:
-        return "sample"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return 0
-
-    def key(self) -> None:
-        return None
-
-    def value(self) -> None:
-        return None
-
-    def headers(self) -> list[Header]:
-        return self.given
-
-    def timestamp(self) -> tuple[int, int]:
-        return 2, _SAMPLE_MS
+def _sample(names: tuple[str, ...], target: str) -> wire.MadeRecord:
+    """Return a record with these header names, in which no two header values are equal."""
+    known = {wire.SHIM: _VERSION, wire.REAL_TOPIC: target.encode(), wire.TARGET_TRIES: b"0"}
+    headers: list[Header] = [
+        (name, known.get(name, b"%d" % (1_000 + at) if LARGEST.get(name) else b"value %d" % at))
+        for at, name in enumerate(names)
+    ]
+    return wire.MadeRecord("sample", 0, 0, headers=headers, timestamp=(2, _SAMPLE_MS))
 
 
 class HeaderShape:
@@ -114,8 +92,11 @@ class HeaderShape:
         self.texts = tuple(at[name] for name in at if LARGEST[name] is None and at[name] not in self.filled)
         self.shorts = tuple(at[name] for name in at if LARGEST[name] == _INT_MAX and name != wire.SHIM)
         self.longs = tuple(at[name] for name in at if LARGEST[name] == _LONG_MAX)
-        sample, retried = _Sample(names, "t"), _Sample(names, f"{RETRY_PREFIX}g")
-        envelope, retry_envelope = decode(sample.given, trusted=True), decode(retried.given, trusted=True)
+        sample, retried = _sample(names, "t"), _sample(names, f"{RETRY_PREFIX}g")
+        envelope, retry_envelope = (
+            decode(wire.read_headers(sample), trusted=True),
+            decode(wire.read_headers(retried), trusted=True),
+        )
         if self.real_topic < 0:
             return  # such a record is parked
         next_due: dict[str, Any] = {"partition": 0}
@@ -145,8 +126,8 @@ class HeaderShape:
             (wire.TARGET_TRIES, b"%d" % tries),
         ]
 
-    def _choice(self, sample: _Sample, outgoing: OutgoingRecord) -> Choose:
-        candidates = self.candidates(sample.given, b"sample/0/0", _SAMPLE_MS, _SAMPLE_DUE_MS, 1)
+    def _choice(self, sample: wire.MadeRecord, outgoing: OutgoingRecord) -> Choose:
+        candidates = self.candidates(wire.read_headers(sample), b"sample/0/0", _SAMPLE_MS, _SAMPLE_DUE_MS, 1)
         first = {header: at for at, header in reversed([*enumerate(candidates)])}
         return itemgetter(*map(first.__getitem__, outgoing.headers))
 

@@ -39,7 +39,7 @@ from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, Planner, RedriveRules
-from rocketshim_topics.wire import Record, mark_unreadable
+from rocketshim_topics.wire import MadeRecord, Record, mark_unreadable
 
 __all__ = [
     "PlanParams",
@@ -95,44 +95,19 @@ def as_columns(records: DataFrame) -> DataFrame:
 
 def landed_record(row: Row) -> Record:
     """Return a row of `as_columns` as a record of the runtime."""
-    record = _LandedRecord(row)
+    record = MadeRecord(
+        str(row.topic),
+        int(row.partition),
+        int(row.offset),
+        key=_bytes(row.key),
+        value=_bytes(row.value),
+        headers=list(zip(row.header_names or (), map(_bytes, row.header_values or ()), strict=True)),
+        # librdkafka's types begin with "not available" = 0, Spark's with "create time" = 0.
+        timestamp=(row.timestampType + 1, row.stored_ms),
+    )
     if any("\ufffd" in name for name, _ in record.headers()):  # the runtime cannot read such headers
         mark_unreadable(record)
     return record
-
-
-class _LandedRecord:
-    """A landed record with the methods of `rocketshim_topics.wire.Record`."""
-
-    def __init__(self, row: Row) -> None:
-        self._row = row
-        values = map(_bytes, row.header_values or ())
-        self._headers: Any = list(zip(row.header_names or (), values, strict=True))
-
-    def topic(self) -> str:
-        return str(self._row.topic)
-
-    def partition(self) -> int:
-        return int(self._row.partition)
-
-    def offset(self) -> int:
-        return int(self._row.offset)
-
-    def key(self) -> bytes | None:
-        return _bytes(self._row.key)
-
-    def value(self) -> bytes | None:
-        return _bytes(self._row.value)
-
-    def headers(self) -> Any:
-        return self._headers
-
-    def set_headers(self, headers: Any) -> None:
-        self._headers = headers
-
-    def timestamp(self) -> tuple[int, int]:
-        # librdkafka's types begin with "not available" = 0, Spark's with "create time" = 0.
-        return self._row.timestampType + 1, self._row.stored_ms
 
 
 def _bytes(value: Any) -> bytes | None:
