@@ -55,20 +55,12 @@ _context_of: Final[Callable[[BaseException], BaseException | None]] = BaseExcept
 _is_suppressed: Final[Callable[[BaseException], bool]] = BaseException.__dict__["__suppress_context__"].__get__
 
 
-@dataclass(slots=True, eq=False)
-class _Cause:
-    """The class of an exception and the line that raised it: many paths may lead there."""
-
-    next_full_ms: int = 0  # when the full stack trace is taken again, monotonic
-
-
 @dataclass(frozen=True, slots=True)
 class _PathTrace:
     """What all exceptions that were raised by the same path have in common."""
 
     name: str
     place: str  # file and line that raised; empty if the exception was never raised
-    cause: _Cause
     stack_bytes: bytes  # empty if it is not wanted or cannot be made
     objects: tuple[Any, ...]  # code and classes of the path, kept so that no other object gets their identity
 
@@ -79,13 +71,13 @@ class FailureMaker:
     Thread-safety: any thread; it has no lock, since every listener thread may fail at the same time.
     """
 
-    __slots__ = ("_causes", "_clock", "_known", "_wants_stack")
+    __slots__ = ("_clock", "_full_ms", "_known", "_wants_stack")
 
     def __init__(self, clock: Clock, *, wants_stack: bool = True) -> None:
         self._clock = clock
         self._wants_stack = wants_stack
         self._known: dict[tuple[int, ...], _PathTrace] = {}
-        self._causes: dict[tuple[str, str], _Cause] = {}
+        self._full_ms: dict[tuple[str, str], int] = {}  # when a cause's full trace is taken again, monotonic
 
     def of(self, error: BaseException) -> Failure:
         """Return what is known about an exception; a request (`RetryLater`, `DeadLetter`) has no stack trace."""
@@ -93,8 +85,9 @@ class FailureMaker:
         if issubclass(type(error), _REQUESTS):
             return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place)
         stack, now_ms = "", self._clock.monotonic_ns() // 1_000_000
-        if now_ms >= path.cause.next_full_ms:  # two threads may both take it; no failure waits for a lock
-            path.cause.next_full_ms = now_ms + WINDOW_MS
+        cause = path.name, path.place  # many paths may lead there
+        if now_ms >= self._full_ms.get(cause, 0):  # two threads may both take it; no failure waits for a lock
+            self._full_ms[cause] = now_ms + WINDOW_MS
             stack = _full_trace(error)
         return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place, stack, path.stack_bytes)
 
@@ -119,7 +112,7 @@ class FailureMaker:
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _PATHS:
-                self._known, self._causes = {}, {}
+                self._known, self._full_ms = {}, {}
             known = self._known[key] = self._make(error)
         return known
 
@@ -129,8 +122,7 @@ class FailureMaker:
             objects += [type(each), *(trace.tb_frame.f_code for trace in _traces(each))]
         for trace in _traces(error):
             place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        cause = self._causes.setdefault((name, place), _Cause())
-        return _PathTrace(name, place, cause, _short_trace(error) if self._wants_stack else b"", tuple(objects))
+        return _PathTrace(name, place, _short_trace(error) if self._wants_stack else b"", tuple(objects))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

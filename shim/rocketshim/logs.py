@@ -10,7 +10,7 @@ or skip the code after the call. It is printed as `logging` prints errors of han
 import logging
 import re
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,16 +20,6 @@ __all__ = ["SafeLogger", "safe_logger"]
 
 
 _EVENT: Final = re.compile(r"[a-z]+\.[a-z-]+")
-
-
-class _Facts:
-    """Facts as text, made only if a handler wants it."""
-
-    def __init__(self, facts: Mapping[str, object]) -> None:
-        self._facts = facts
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={one_line(str(value))}" for name, value in self._facts.items())
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
@@ -43,10 +33,12 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
         """Log as `Logger.log` does; print an error of it if `logging.raiseExceptions` is set."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
         facts = kwargs.get("extra")
-        if facts and "event" not in facts and isinstance(msg, str) and _EVENT.fullmatch(msg):
-            kwargs["extra"] = {"event": msg, **facts}
-            msg, args = "%s: %s", (msg, _Facts(facts))
         try:
+            if not self.isEnabledFor(level):
+                return
+            if facts and "event" not in facts and isinstance(msg, str) and _EVENT.fullmatch(msg):
+                kwargs["extra"] = {"event": msg, **facts}
+                msg, args = "%s: %s", (msg, " ".join(f"{name}={one_line(str(it))}" for name, it in facts.items()))
             super().log(level, msg, *args, **kwargs)
         except Exception:  # noqa: BLE001 - the user's filters and handlers
             if logging.raiseExceptions:
