@@ -165,12 +165,11 @@ class OrderlyDispatch(Dispatch[OrderlyQueue]):
         )
 
     def _take_few(self, queue: OrderlyQueue, limit: int) -> OrderlyTask | None:
-        for each in queue.take_given_up():
-            failure = each.task.failure or Failure(
-                "Suspended", "it failed under the queue's last owner", self._wall_ms()
-            )
-            each.task.failure = replace(failure, text=f"[given up by {each.by}] {failure.text}", unhandled=False)
-            self._perform(each.task, [each.dead_letter])
+        for given_up, dead_letter, by in queue.take_given_up():
+            why = "it failed under the queue's last owner"
+            failure = given_up.failure or Failure("Suspended", why, self._wall_ms())
+            given_up.failure = replace(failure, text=f"[given up by {by}] {failure.text}", unhandled=False)
+            self._perform(given_up, [dead_letter])
         task = queue.take(limit, self._now_ms())
         if task is not None:
             task.lease = self._leases[queue.key]

@@ -76,7 +76,6 @@ __all__ = [
     "SUSPEND_MAX_MS",
     "SUSPEND_MIN_MS",
     "BatchAnswer",
-    "GivenUp",
     "OrderlyAction",
     "OrderlyQueue",
     "OrderlyTask",
@@ -311,16 +310,6 @@ class _Attempts:
         """Forget everything; the former counts are not cleared, since a listener thread may read them."""
         self.counts = {}
         self._since_ms, self.failures = {}, {}
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A message that a person has given up: perform `dead_letter` for `task`, which has its last failure here."""
-
-    task: OrderlyTask
-    dead_letter: ToDeadLetters
-    by: str
-    """The person."""
 
 
 class _SuspendedBatch:
@@ -672,13 +661,15 @@ class OrderlyQueue:
             return True
         return False
 
-    def take_given_up(self) -> list[GivenUp]:
-        """Return what was given up, no listener has, and is still not finished; the queue waits for the dead letters.
+    def take_given_up(self) -> list[tuple[OrderlyTask, ToDeadLetters, str]]:
+        """Return what was given up, no listener has, and is still not finished, and by whom.
+
+        The queue waits for the dead letters; a task has the last failure here.
 
         Decides: When does an orderly queue pass a message that a person has given up? As at its limit, when its dead
             letter is stored: `dead_lettered`. A message that a listener has is asked for again when it has failed.
         """
-        found: list[GivenUp] = []
+        found: list[tuple[OrderlyTask, ToDeadLetters, str]] = []
         if not self._given_up or self.withheld or self.dropped or not self.is_drained:
             return found
         attempts = self._attempts
@@ -689,7 +680,7 @@ class OrderlyQueue:
                 suspended.waiting[offset] = message
                 task = OrderlyTask(self, [message], attempts.counts)
                 task.failure = attempts.failures.get(offset)
-                found.append(GivenUp(task, ToDeadLetters(message, max(0, attempts.of(message) - 1)), by))
+                found.append((task, ToDeadLetters(message, max(0, attempts.of(message) - 1)), by))
             if message is not None or offset not in attempts.counts:
                 del self._given_up[offset]
         return found

@@ -17,7 +17,7 @@ BY = "ann@ops1"
 
 def given_up(made: OrderlyQueue) -> list[tuple[int, int]]:
     """Take what was given up; return offsets, and attempts before the last one."""
-    return [(each.dead_letter.message.offset(), each.dead_letter.reconsume_times) for each in made.take_given_up()]
+    return [(letter.message.offset(), letter.reconsume_times) for _, letter, _ in made.take_given_up()]
 
 
 def failed(made: OrderlyQueue, now_ms: int = 0) -> None:
@@ -30,9 +30,9 @@ def test_a_message_that_is_given_up_is_passed_when_its_dead_letter_is_stored_and
     made = queue(3, 7, 9)
     failed(made)
     assert made.give_up(3, BY)
-    (found,) = made.take_given_up()
-    assert (found.by, found.dead_letter.message.offset(), found.dead_letter.reconsume_times) == (BY, 3, 0)
-    assert [each.offset() for each in found.task.messages] == [3]
+    ((task, dead_letter, by),) = made.take_given_up()
+    assert (by, dead_letter.message.offset(), dead_letter.reconsume_times) == (BY, 3, 0)
+    assert [each.offset() for each in task.messages] == [3]
     assert taken(made, now_ms=60_000) == []
     assert made.next_offset is None
     assert not made.is_drained
@@ -48,8 +48,8 @@ def test_its_last_failure_is_that_of_its_dead_letter_and_not_of_another_message(
     failure = Failure("KeyError", "'price'", 5)
     made.note_failure(Msg(3), failure)
     made.give_up(3, BY)
-    (found,) = made.take_given_up()
-    assert found.task.why(found.dead_letter.message) == (failure, None)
+    ((task, dead_letter, _),) = made.take_given_up()
+    assert task.why(dead_letter.message) == (failure, None)
 
 
 def test_only_a_message_that_has_failed_can_be_given_up_or_tried_now() -> None:
@@ -239,8 +239,8 @@ def test_whatever_is_commanded_each_message_is_finished_once_and_only_a_failed_o
                     made.try_now(offset)
                 else:
                     assert not made.give_up(offset, BY) or offset in failures
-        for each in made.take_given_up():
-            storing.append(each.dead_letter.message.offset())
+        for _, dead_letter, _ in made.take_given_up():
+            storing.append(dead_letter.message.offset())
             assert storing[-1] in failures - done - dead
         if storing:
             assert made.take(9, now_ms) is None, "the queue waits for its dead letter"
