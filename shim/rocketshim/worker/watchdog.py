@@ -15,23 +15,25 @@ frozen, or a machine that was suspended, has the whole time again when it wakes.
 
 from typing import Final
 
-__all__ = ["TURN_S", "Heartbeat", "Watchdog"]
+__all__ = ["TURN_S", "Heartbeat"]
 
 TURN_S: Final = 60
 """How long one turn of the loop may take, in s; a call with its own time-out may have less."""
 
 
 class Heartbeat:
-    """The loop's sign of life.
+    """The loop's sign of life, and its watchdog.
 
-    Thread-safety: the loop's thread writes it; any thread may read it.
+    Thread-safety: the loop's thread beats and rests; one other thread looks.
     """
 
-    __slots__ = ("_beat", "_number")
+    __slots__ = ("_beat", "_looks", "_number", "_seen")
 
     def __init__(self) -> None:
         self._number = 0
-        self._beat: tuple[int, float] | None = None
+        self._beat: tuple[int, float] | None = None  # number of the last one, and its time; None: not supervised
+        self._seen: tuple[int, float] | None = None
+        self._looks = 0
 
     def beat(self, longest_s: float = TURN_S) -> None:
         """Report that the loop is running and will report again within this number of seconds."""
@@ -42,31 +44,12 @@ class Heartbeat:
         """Stop the supervision: the loop has not started yet, or it is shutting down."""
         self._beat = None
 
-    @property
-    def last(self) -> tuple[int, float] | None:
-        """Number of the last beat and its number of seconds; None: the loop is not supervised."""
-        return self._beat
-
-
-class Watchdog:
-    """Watches one heartbeat.
-
-    Thread-safety: none; one thread of its own.
-    """
-
-    __slots__ = ("_heart", "_looks", "_seen")
-
-    def __init__(self, heart: Heartbeat) -> None:
-        self._heart = heart
-        self._seen: tuple[int, float] | None = None
-        self._looks = 0
-
-    def look(self) -> bool:
+    def has_stopped(self) -> bool:
         """Return whether the loop is blocked; to be called once a second.
 
         Decides: What if the worker's loop hangs? Its process ends (worker.stuck).
         """
-        last = self._heart.last
+        last = self._beat
         if last is None or last != self._seen:
             self._seen, self._looks = last, 0
             return False

@@ -133,7 +133,7 @@ class DelayWorker:
             passes this point of the protocol; for fault tests.
 
     Attributes:
-        heart: heartbeat for a `Watchdog`, which ends a process whose loop is blocked.
+        heart: sign of life of the loop, by which a process can end that hangs.
 
     Thread-safety: one thread calls `start`, `step` and `close`. `run` calls them in the caller's thread. Any thread and
     any signal handler may use `stop`, `counts` and `heart`.
