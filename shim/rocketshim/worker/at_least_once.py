@@ -39,7 +39,6 @@ from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.targets import TargetHealth, TargetTable
@@ -234,8 +233,8 @@ class AtLeastOnce:
         self._pace = clients.pace()
         self._router = router
         self._targets = router.targets
-        self._refusals = Refusals(router.targets, router.marks, alarm)
-        self._writer = HopWriter(alarm.counts, router.marks.forget_stored, alarm)
+        self._refusals = router.refusals
+        self._writer = HopWriter(alarm.counts, router.refusals.forget_stored, alarm)
         self._producers = Producers(clients, clients.producer_config(self._pace), prober, self._writer)
         self._in_flight = InFlight(
             self._pace,

@@ -366,8 +366,8 @@ class ExactlyOnce:
         self._pace = clients.pace()
         self._router = router
         self._targets = router.targets
-        self._failures = TransactionFailures(Refusals(router.targets, router.marks, alarm), alarm, clients.denied)
-        self._writer = HopWriter(alarm.counts, router.marks.forget_stored, alarm)
+        self._failures = TransactionFailures(router.refusals, alarm, clients.denied)
+        self._writer = HopWriter(alarm.counts, router.refusals.forget_stored, alarm)
         self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
         self._producer = TransactionalProducer(clients, self._pace, alarm, heart)
         self._prober = prober

@@ -123,7 +123,7 @@ class Fetcher:
             self.offer(self._assignment.restarted(assigned), run[last_fall:], seen_ns)
             return
         for message in unstamped:
-            self._router.marks.park(message, "no-append-time")
+            self._router.refusals.park(message, "no-append-time")
         if not assigned.queue.has_due(seen_ns):  # otherwise the router looks the targets up when the records leave
             self._router.expect(run, seen_ns)
 

@@ -20,7 +20,7 @@ from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["REFUSED_RECORD", "SPOILS_BATCH", "RecordMarks", "Refusals", "compacted"]
+__all__ = ["REFUSED_RECORD", "SPOILS_BATCH", "Refusals", "compacted"]
 
 REFUSED_RECORD: Final = TOO_LARGE | frozenset(
     {
@@ -58,12 +58,81 @@ def compacted(topic: str) -> TopicMismatchError:
     )
 
 
-class RecordMarks:
-    """Marks of single records whose hops were refused: they are to be parked."""
+class Refusals:
+    """Learns from hops that were not stored; marks single records that are to be parked."""
 
-    def __init__(self) -> None:
-        self.reasons: dict[RecordCoordinates, str] = {}
+    def __init__(self, targets: TargetTable, alarm: Callable[..., None]) -> None:
+        self.targets = targets
+        self.reasons: dict[RecordCoordinates, str] = {}  # why marked records are to be parked
         self._without_body: set[RecordCoordinates] = set()
+        self._alarm = alarm
+
+    def must_wait(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> bool:
+        """Learn why the record at this position of a batch was not stored; return whether it waits before its next try.
+
+        Otherwise it is routed again immediately. Raise TopicMismatchError if the schedule topic is compacted.
+
+        Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of
+            its batch? After the refusal of a batch its records are sent again, one per batch; the one that is refused
+            alone is parked. If only the timestamp that its sender gave is refused, it is delivered without that. In a
+            transaction: `worker.exactly_once.TransactionFailures`.
+        """
+        if is_unconfirmed(error):
+            return True
+        if error.code() in _NO_CAUSE:
+            return False
+        record, kind, topic = batch.record(at), batch.group.kind, batch.group.topic
+        if kind is not Kind.DELIVER:
+            if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
+                self.targets.producer_lacks(self.targets.target(topic, now_ns), now_ns)
+            if kind in {Kind.NEXT, Kind.STATE}:
+                return True
+            if kind is not Kind.PARK and error.code() == KafkaError.INVALID_RECORD:
+                raise compacted(topic)
+            return self._must_own_hop_wait(record, kind, error)
+        target = self.targets.target(topic, now_ns)
+        given_ms = batch.group.timestamps.get(batch.indexes[at])
+        if error.code() == KafkaError.INVALID_TIMESTAMP and batch.alone and given_ms is not None:
+            if target.timestamp_refused(given_ms - batch.flight.due.clock_ms(now_ns), now_ns):
+                self._alarm("worker.timestamp-refused", topic=topic, timestamp_ms=given_ms, record=coordinates(record))
+        else:
+            self._delivery_refused(record, target, error, now_ns, alone=batch.alone)
+        return False
+
+    def _delivery_refused(
+        self, record: Any, target: TargetHealth, error: KafkaError, now_ns: int, *, alone: bool
+    ) -> None:
+        code = error.code()
+        if code in _PRODUCER_LACKS and self.targets.producer_lacks(target, now_ns):
+            return
+        if code in NO_TARGET:
+            self.targets.look_again(target.topic)
+            # the next lookup decides; if the topic exists, the broker that refused may not know it for a moment
+            target.failed(now_ns, error.name())
+        elif code not in SPOILS_BATCH or (alone and code not in REFUSED_RECORD):
+            self.target_failed(target, now_ns, error.name())
+        elif alone:
+            self.park(record, f"target-refused:{error.name()}")
+        elif target.begin_careful(now_ns):
+            self._alarm("worker.target-careful", topic=target.topic, error=error.name())
+
+    def _must_own_hop_wait(self, record: Any, kind: Kind, error: KafkaError) -> bool:
+        if error.code() not in REFUSED_RECORD:
+            return True
+        if kind is not Kind.PARK:
+            self.park(record, f"hop-refused:{error.name()}")
+        elif self.park_without_body(record):
+            self._alarm("worker.parked-without-body", partition=record.partition(), offset=record.offset())
+        else:
+            return True
+        return False
+
+    def target_failed(self, target: TargetHealth, now_ns: int, reason: str) -> None:
+        """Note that a target has refused or has not answered, for a reason that is not specific to one record."""
+        if target.failed(now_ns, reason):
+            self._alarm("worker.target-avoided", topic=target.topic, error=reason)
+
+    # --- marks of records --------------------------------------------------------------------------------------------
 
     def park(self, record: Any, reason: str) -> None:
         """Mark a record for parking with this reason; no other rule matters for it from now on."""
@@ -101,77 +170,3 @@ class RecordMarks:
 
 def _place(record: Any) -> RecordCoordinates:
     return RecordCoordinates(record.topic(), record.partition(), record.offset())
-
-
-class Refusals:
-    """Learns from hops that were not stored."""
-
-    def __init__(self, targets: TargetTable, marks: RecordMarks, alarm: Callable[..., None]) -> None:
-        self._targets = targets
-        self._marks = marks
-        self._alarm = alarm
-
-    def must_wait(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> bool:
-        """Learn why the record at this position of a batch was not stored; return whether it waits before its next try.
-
-        Otherwise it is routed again immediately. Raise TopicMismatchError if the schedule topic is compacted.
-
-        Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of
-            its batch? After the refusal of a batch its records are sent again, one per batch; the one that is refused
-            alone is parked. If only the timestamp that its sender gave is refused, it is delivered without that. In a
-            transaction: `worker.exactly_once.TransactionFailures`.
-        """
-        if is_unconfirmed(error):
-            return True
-        if error.code() in _NO_CAUSE:
-            return False
-        record, kind, topic = batch.record(at), batch.group.kind, batch.group.topic
-        if kind is not Kind.DELIVER:
-            if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
-                self._targets.producer_lacks(self._targets.target(topic, now_ns), now_ns)
-            if kind in {Kind.NEXT, Kind.STATE}:
-                return True
-            if kind is not Kind.PARK and error.code() == KafkaError.INVALID_RECORD:
-                raise compacted(topic)
-            return self._must_own_hop_wait(record, kind, error)
-        target = self._targets.target(topic, now_ns)
-        given_ms = batch.group.timestamps.get(batch.indexes[at])
-        if error.code() == KafkaError.INVALID_TIMESTAMP and batch.alone and given_ms is not None:
-            if target.timestamp_refused(given_ms - batch.flight.due.clock_ms(now_ns), now_ns):
-                self._alarm("worker.timestamp-refused", topic=topic, timestamp_ms=given_ms, record=coordinates(record))
-        else:
-            self._delivery_refused(record, target, error, now_ns, alone=batch.alone)
-        return False
-
-    def _delivery_refused(
-        self, record: Any, target: TargetHealth, error: KafkaError, now_ns: int, *, alone: bool
-    ) -> None:
-        code = error.code()
-        if code in _PRODUCER_LACKS and self._targets.producer_lacks(target, now_ns):
-            return
-        if code in NO_TARGET:
-            self._targets.look_again(target.topic)
-            # the next lookup decides; if the topic exists, the broker that refused may not know it for a moment
-            target.failed(now_ns, error.name())
-        elif code not in SPOILS_BATCH or (alone and code not in REFUSED_RECORD):
-            self.target_failed(target, now_ns, error.name())
-        elif alone:
-            self._marks.park(record, f"target-refused:{error.name()}")
-        elif target.begin_careful(now_ns):
-            self._alarm("worker.target-careful", topic=target.topic, error=error.name())
-
-    def _must_own_hop_wait(self, record: Any, kind: Kind, error: KafkaError) -> bool:
-        if error.code() not in REFUSED_RECORD:
-            return True
-        if kind is not Kind.PARK:
-            self._marks.park(record, f"hop-refused:{error.name()}")
-        elif self._marks.park_without_body(record):
-            self._alarm("worker.parked-without-body", partition=record.partition(), offset=record.offset())
-        else:
-            return True
-        return False
-
-    def target_failed(self, target: TargetHealth, now_ns: int, reason: str) -> None:
-        """Note that a target has refused or has not answered, for a reason that is not specific to one record."""
-        if target.failed(now_ns, reason):
-            self._alarm("worker.target-avoided", topic=target.topic, error=reason)

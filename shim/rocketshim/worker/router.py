@@ -3,7 +3,7 @@
 `Router.route` asks the following questions in this order; the order is part of the guarantee.
 
 1. A probe of the leader's clock is skipped.
-2. A record that was marked for parking (`RecordMarks`) is parked, without its body if that is too large.
+2. A record that was marked for parking (`Refusals`) is parked, without its body if that is too large.
 3. A record that breaks the wire format is parked with its reason.
 4. A record with a forbidden target is parked, before its due time is computed (no worker will ever deliver it).
 5. A record that is due later than the longest allowed delay from now is parked.
@@ -42,8 +42,8 @@ from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
 from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
-from rocketshim.worker.refusals import RecordMarks
-from rocketshim.worker.targets import TargetHealth, TargetTable
+from rocketshim.worker.refusals import Refusals
+from rocketshim.worker.targets import TargetHealth
 from rocketshim_topics import wire
 from rocketshim_topics.coordinates import RecordCoordinates
 from rocketshim_topics.errors import MalformedRecordError
@@ -141,8 +141,7 @@ class Router:
         names: TopicNames,
         levels: DelayLevels,
         policy: AllowList,
-        targets: TargetTable,
-        marks: RecordMarks,
+        refusals: Refusals,
         *,
         target_tries: int,
         max_delay_ms: int,
@@ -150,8 +149,8 @@ class Router:
         self._names = names
         self._levels = levels
         self._policy = policy
-        self.targets = targets
-        self.marks = marks
+        self.refusals = refusals
+        self.targets = refusals.targets
         self._target_tries = target_tries
         self._max_delay_ms = max_delay_ms
         self._shapes = HeaderShapes(names)
@@ -191,7 +190,7 @@ class Router:
         records = due.records if len(indexes) == len(due.records) else [due.records[index] for index in indexes]
         shapes, clock_ms, number, prefix = self._shapes, due.clock_ms(now_ns), assigned.number, assigned.hop_prefix
         shapes.forget_numbers()
-        of_plain, numbers, marked = shapes.of_plain, shapes.numbers, self.marks.reasons
+        of_plain, numbers, marked = shapes.of_plain, shapes.numbers, self.refusals.reasons
         queue_delay_ms, known_delay_ms = assigned.queue.delay_ms, self._levels.queue_delay_ms(number) or 0
         groups: list[HopGroup] = []
         begun: dict[tuple[TargetHealth, int], Callable[[Hop], None]] = {}
@@ -386,7 +385,7 @@ class Router:
         if is_probe(record):
             return HopGroup(Kind.SKIP, first=(index, None, None, [], 0))
         out: OutgoingRecord = parked(record, self._names, reason)
-        if self.marks.is_without_body(record if marked is None else marked):
+        if self.refusals.is_without_body(record if marked is None else marked):
             out = bare_parked(out)
         return HopGroup(Kind.PARK, out.topic, reason=reason, first=(index, out.value, out.key, out.headers, 0))
 

@@ -78,7 +78,7 @@ class TimerRouter(Router):
         table = owned.table
         if record.offset() < owned.skip_below or table is None:
             return [_nothing(told.index)]
-        reason = self.marks.reason(record)
+        reason = self.refusals.reason(record)
         judged = self._rules.judge(record)
         if not judged.is_command:
             return [self._no_command(told, judged, reason)]

@@ -47,7 +47,7 @@ from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.refusals import RecordMarks
+from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.state import Alarms, WorkerCounts, WorkerState, queue_state
 from rocketshim.worker.targets import TargetTable
 from rocketshim.worker.timer_router import TimerRouter
@@ -162,15 +162,14 @@ class DelayWorker:
         errors = ErrorLines(self.group, MEMBER | settings.client)
         self._alarm = Alarms(WorkerCounts(), self._clock, errors)
         self._targets = TargetTable(self._alarm)
-        marks = RecordMarks()
+        refusals = Refusals(self._targets, self._alarm)
         policy = AllowList(names, settings.allow)
         self._rules = rules = TimerRules(names, policy, settings.max_delay_ms)
         self._router = router = TimerRouter(
             names,
             settings.delay_levels,
             policy,
-            self._targets,
-            marks,
+            refusals,
             target_tries=settings.target_tries,
             max_delay_ms=settings.max_delay_ms,
             rules=rules,
@@ -182,7 +181,7 @@ class DelayWorker:
             settings.delay_levels,
             lambda delay_ms: LevelQueue(delay_ms, limits, buffer),
             leave=self._leave,
-            gone=marks.forget,
+            gone=refusals.forget,
             own_timers=self._own_timers,
             alarm=self._alarm,
             clock=self._clock,

@@ -10,7 +10,7 @@ from rocketshim.core.send_pace import SendPace
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
-from rocketshim.worker.refusals import RecordMarks
+from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.state import Alarms, WorkerCounts
 from rocketshim.worker.targets import TargetHealth
 
@@ -65,7 +65,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     out = AtLeastOnce(
         Of(max_in_flight_count=9, max_in_flight_bytes=9, buffer_bytes=99),  # type: ignore[arg-type]
         Of(make_producer=make, producer_config=lambda _: {}, pace=lambda: pace),  # type: ignore[arg-type]
-        router=Of(route=route, targets=Of(set_producers=lambda *_: None), marks=RecordMarks()),  # type: ignore[arg-type]
+        router=Of(route=route, targets=Of(set_producers=lambda *_: None), refusals=Refusals(Of(), print)),  # type: ignore[arg-type]
         prober=Of(use=lambda *_: None, confirmed_ns=0),  # type: ignore[arg-type]
         assignment=None,  # type: ignore[arg-type]
         alarm=Alarms(WorkerCounts(), SystemClock(), ErrorLines("g", {})),

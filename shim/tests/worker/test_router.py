@@ -13,7 +13,7 @@ from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShapes
 from rocketshim.worker.hop_writer import HopGroup, Kind
-from rocketshim.worker.refusals import RecordMarks
+from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router, queue_append_ms
 from rocketshim.worker.targets import TargetHealth, TargetTable
 from rocketshim_topics.errors import MalformedRecordError
@@ -251,14 +251,15 @@ def route(
     run: list[tuple[Headers, bytes | None, int, str | None]], partition: int, states: dict[str, str]
 ) -> tuple[list[HopGroup], list[Expected], list[Record]]:
     records = [Record(each[0], each[1], each[2], partition, 7 + at) for at, each in enumerate(run)]
-    targets, marks = TargetTable(lambda *_, **__: None), RecordMarks()
+    targets = TargetTable(lambda *_, **__: None)
+    refusals = Refusals(targets, print)
     for record, each in zip(records, run, strict=True):
         if each[3] is not None:
-            marks.park(record, each[3])
+            refusals.park(record, each[3])
     targets._targets = {topic: target(topic, state) for topic, state in states.items()}
     known = {topic: target(topic, state) for topic, state in states.items()}
     wanted = [expected(record, each[3], known) for record, each in zip(records, run, strict=True)]
-    router = Router(NAMES, LEVELS, ALLOWED, targets, marks, target_tries=TRIES, max_delay_ms=MAX_DELAY_MS)
+    router = Router(NAMES, LEVELS, ALLOWED, refusals, target_tries=TRIES, max_delay_ms=MAX_DELAY_MS)
     router._shapes = ROUTER_SHAPES
     queue_ms = LEVELS.queue_delay_ms(partition)
     queue: LevelQueue[Any] = LevelQueue(LEVELS.UNKNOWN_LEVEL_MS if queue_ms is None else queue_ms)

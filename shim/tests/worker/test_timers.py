@@ -599,7 +599,7 @@ def test_a_command_without_an_append_time_is_not_applied(sim: Any) -> None:
     worker = sim.worker()
     sim.command(delay_ms=3_000)
     sim.run(worker, 500)
-    worker._router.marks.park(sim.command("CANCEL"), "no-append-time")
+    worker._router.refusals.park(sim.command("CANCEL"), "no-append-time")
     sim.run(worker, 20_000)
     assert bodies(sim) == [b"body"]
 

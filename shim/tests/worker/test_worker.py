@@ -1107,7 +1107,7 @@ def test_marks_of_records_are_forgotten_with_their_partition(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.run(worker, 1_500)
-    reasons = worker._fetcher._router.marks.reasons
+    reasons = worker._fetcher._router.refusals.reasons
     reasons[*sim.key(0), 5] = reasons[*sim.key(1), 5] = "target-refused:MSG_SIZE_TOO_LARGE"
     worker._fetcher.offer(
         worker._assignment.held[sim.key(0)], sim.kafka.records(SCHEDULE, 0)[:1], sim.clock.monotonic_ns()
@@ -1363,7 +1363,7 @@ def test_marks_of_the_records_that_show_that_a_log_was_recreated_are_kept(sim: A
     first, second = sim.kafka.records(SCHEDULE, 0)
     for run in ([second], [first]):
         worker._fetcher.offer(worker._assignment.held[sim.key(0)], run, sim.clock.monotonic_ns())
-    assert worker._fetcher._router.marks.reasons == {(*sim.key(0), 0): "no-append-time"}
+    assert worker._fetcher._router.refusals.reasons == {(*sim.key(0), 0): "no-append-time"}
 
 
 def test_a_producer_is_replaced_after_a_fatal_error_and_no_record_is_lost(sim: Any) -> None:
