@@ -7,17 +7,13 @@ the owner has obeyed is read from what it reports next.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
-
-from confluent_kafka import KafkaException
+from typing import Self
 
 from rocketshim.admin.group_log_snapshot import GroupLogReader, GroupLogStanding
 from rocketshim.admin.record_view import count_text
 from rocketshim.core.user_values import one_line
-from rocketshim.errors import SendError
-from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import Clients, close_producer, confluent_clients
-from rocketshim.kafka.reports import DeliveryReports, store
+from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.reports import store_command
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.group_log import (
     BY_CHARS,
@@ -29,8 +25,6 @@ from rocketshim_topics.group_log import (
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["CommandResult", "FailingRecord", "command_owner", "failing_records", "is_answer", "store_group_record"]
-
-_SEND_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +156,5 @@ def store_group_record(
     settings: ConnectionSettings, topic: str, record: GroupRecord | CommandRecord, clients: Clients | None = None
 ) -> int:
     """Store a record of an operator in a group's log; return its offset. Raises SendError: not surely stored."""
-    config = merge(
-        settings.client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": settings.bootstrap}
-    )
-    why: object = "no answer"
-    producer = (clients or confluent_clients()).producer(config)
-    try:
-        stored = store(producer, DeliveryReports(), _SEND_S, topic, encode_group_record(record), partition=0)
-        if stored is not None:
-            return int(stored.offset())
-    except (KafkaException, BufferError) as error:
-        why = error.args[0]
-    finally:
-        close_producer(producer, 1.0)
-    raise SendError(f"cannot confirm that the record is stored in {topic}: {why}; run the command again")
+    value = encode_group_record(record)
+    return store_command(settings.client, settings.bootstrap, clients, topic, value, partition=0)

@@ -47,7 +47,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.admin.decoder import Decoder
 from rocketshim.clock import SystemClock
@@ -311,7 +311,7 @@ class Transactions:
         self._clients = clients
         self._log_topic = journal.topic
         self._clock = clock
-        self._broker_clock = BrokerClock()
+        self._broker_clock = BrokerClock(clock)
         self._producer: ProducerClient | None = None
         self._is_open = False
         self._reports = DeliveryReports()
@@ -357,13 +357,12 @@ class Transactions:
 
     def log(self, record: RedriveRecord) -> None:
         """Produce a record of the redrive log, whose append time tells the brokers' clock."""
-        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+        sent_ns, sent_ms = self._broker_clock.read()
 
         def on_delivery(error: KafkaError | None, message: Any) -> None:
             self._note_unconfirmed(error, message)
-            if error is None and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
-                reported_ns = self._clock.monotonic_ns()
-                self._broker_clock.reported(message.timestamp()[1], sent_ns, sent_ms, reported_ns)
+            if error is None:
+                self._broker_clock.learn(message.timestamp(), sent_ns, sent_ms)
 
         self._produce(self._log_topic, encode_redrive_record(record), on_delivery=on_delivery)
 
@@ -377,7 +376,7 @@ class Transactions:
                 self.refused[position] = error
 
         partition = -1 if out.partition is None else out.partition
-        stamp_ms = self._broker_clock.stamp_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
+        stamp_ms = self._broker_clock.stamp_ms(*self._broker_clock.read())
         options = {"timestamp": stamp_ms, "headers": out.headers}
         try:
             self._produce(out.topic, out.value, out.key, partition, on_delivery=on_delivery, **options)

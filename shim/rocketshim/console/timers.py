@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, Final
 
-from confluent_kafka import KafkaException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -23,17 +22,15 @@ from rocketshim.console.forms import Form, given, whole
 from rocketshim.console.observed import EDGES
 from rocketshim.console.reading import BoundedReading, Ending, read_newest
 from rocketshim.core.timer_history import PendingTimer, TimerFate, timer_histories
-from rocketshim.errors import ConfigError, SendError
-from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import close_producer, confluent_clients
-from rocketshim.kafka.reports import DeliveryReports, store
+from rocketshim.errors import ConfigError
+from rocketshim.kafka.reports import store_command
 from rocketshim.kafka.timer_log import pending_timers, unread_since_ms
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Message
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MessageError
-from rocketshim_topics.hops import OutgoingRecord, timer_command, timer_digest
+from rocketshim_topics.hops import timer_command, timer_digest
 from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, headers_shown
 
@@ -43,7 +40,6 @@ _LOG: Final = safe_logger("rocketshim.console")
 _ON_A_PAGE: Final = 100
 _MOST_STATES: Final = 100_000
 _MOST_COMMANDS: Final = 500
-_SEND_S: Final = 30.0
 _COMMANDS: Final = {"cancel": "CANCEL", "now": "NOW"}
 
 
@@ -123,7 +119,10 @@ def command(request: Request, form: Form) -> Response:
         raise ConfigError(f"the message that this page has shown does not wait under {name!r} any more: look again")
     by = f"{request.state.person.name} (console of {whoami()})"[:300]
     uniq_key, born_ms = uuid.uuid4().hex.upper(), console.now_ms()
-    offset = _store(console, timer_command(console.names, topic, name, do, uniq_key=uniq_key, born_ms=born_ms, by=by))
+    out = timer_command(console.names, topic, name, do, uniq_key=uniq_key, born_ms=born_ms, by=by)
+    record = out.topic, out.value, out.key, out.partition or 0
+    at = console.settings
+    offset = store_command(at.client, at.bootstrap, console.clients, *record, headers=out.headers)
     facts = {"topic": topic, "timer": name, "command": do, "by": by, "partition": view.partition, "offset": offset}
     _LOG.info("console.timer-commanded", extra=facts)
     return RedirectResponse(console.url("timers", "name", topic=topic, name=name, stored=str(offset)), 303)
@@ -170,21 +169,3 @@ def find(console: Console, topic: str, name: str) -> tuple[FoundTimer, BoundedRe
 def _newest(reader: TopicReader, console: Console, key: TopicPartitionKey, wanted: Any, most: int) -> BoundedReading:
     """Return the newest wanted records of a partition."""
     return read_newest(reader, [key.topic], wanted, console.limits(most), spans={key: reader.bounds(*key)})
-
-
-def _store(console: Console, out: OutgoingRecord) -> int:
-    """Store a command; return its offset."""
-    clients, settings = console.clients or confluent_clients(), console.settings
-    required = {"bootstrap.servers": settings.bootstrap, "enable.idempotence": True}
-    producer = clients.producer(merge(settings.client, defaults={}, required=required))
-    try:
-        record = store(
-            producer, DeliveryReports(), _SEND_S, out.topic, out.value, out.key, out.partition or 0, headers=out.headers
-        )
-    except (KafkaException, BufferError) as error:
-        raise SendError(f"the command for the timer was not stored, or not surely: {error}") from error
-    finally:
-        close_producer(producer, 1.0)
-    if record is None:
-        raise SendError("the command for the timer: no report arrived in time; it may or may not be stored")
-    return int(record.offset())

@@ -22,6 +22,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError
 
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.log_limits import FailureWindows
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
@@ -31,7 +32,6 @@ from rocketshim.kafka.clients import ProducerClient
 from rocketshim.kafka.lanes import lane_of
 from rocketshim.kafka.membership import WorkerWatch
 from rocketshim.kafka.record_sender import OwnedSender
-from rocketshim.kafka.reports import BrokerTime
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure, TopicNames
@@ -67,7 +67,7 @@ class SendBack:
         self.on_stored: Callable[[Any, list[Any]], None]  # set by the dispatch; gets what is done now
         self.counts = SendBackCounts()
         self.failures = FailureCounts()
-        self._time = BrokerTime(clock, _log_wrong_clock)
+        self._time = BrokerClock(clock, _log_wrong_clock)
         self._sender: OwnedSender[tuple[Work, Hop]] | None = None
         if make_producer is not None:
             self._sender = OwnedSender(

@@ -20,26 +20,64 @@ between them.
 Not covered: brokers whose clocks differ, or are set while the evidence is fresh.
 """
 
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ["BrokerClock"]
+from rocketshim.core.clock import Clock
+
+__all__ = ["APPEND_TIME", "BrokerClock"]
+
+APPEND_TIME: Final = 2
+"""`TIMESTAMP_LOG_APPEND_TIME` of the Kafka client."""
 
 _FRESH_NS: Final = 300_000_000_000
 _MS: Final = 1_000_000
 
 
 class BrokerClock:
-    """Bounds of the brokers' clock from delivery reports.
+    """Bounds of the brokers' clock from delivery reports, beside this machine's clocks.
+
+    When this machine's clock begins to differ by more than `beyond_ms`, `on_wrong` logs the difference, in ms. It is
+    right again at half of that.
 
     Thread-safety: one thread reports, any thread asks.
     """
 
-    __slots__ = ("_evidence",)
+    __slots__ = ("_beyond_ms", "_evidence", "_is_wrong", "_on_wrong", "clock")
     WRONG_MS: Final = 60_000
 
-    def __init__(self) -> None:
+    def __init__(
+        self, clock: Clock, on_wrong: Callable[[int], None] = lambda _: None, beyond_ms: int = WRONG_MS
+    ) -> None:
+        self.clock = clock
+        self._on_wrong = on_wrong
+        self._beyond_ms = beyond_ms
+        self._is_wrong = False
         # append time, the sender's two clocks before it, and the monotonic one after it
         self._evidence: tuple[int, int, int, int] | None = None
+
+    def read(self) -> tuple[int, int]:
+        """Return this machine's monotonic time in ns, and its wall clock, epoch ms."""
+        return self.clock.monotonic_ns(), self.clock.wall_ms()
+
+    def learn(self, stamp: tuple[int, int], sent_ns: int, sent_ms: int) -> None:
+        """Learn from the type and the time of a stored record's timestamp, if its topic has append times."""
+        kind, append_ms = stamp
+        if kind != APPEND_TIME:
+            return
+        reported_ns, reported_ms = self.read()
+        self.reported(append_ms, sent_ns, sent_ms, reported_ns)
+        was_wrong = self._is_wrong
+        beyond_ms = self._beyond_ms // 2 if was_wrong else self._beyond_ms
+        ahead_ms = self.wrong_by_ms(reported_ns, reported_ms, beyond_ms)
+        self._is_wrong = ahead_ms != 0
+        if ahead_ms and not was_wrong:
+            self._on_wrong(ahead_ms)
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far this machine's clock is ahead of the brokers' (negative: behind); 0: at most a minute, or unknown."""
+        return self.wrong_by_ms(*self.read())
 
     def reported(self, append_ms: int, sent_ns: int, sent_ms: int, reported_ns: int) -> None:
         """Record the delivery report of a record, with its append time on its leader's clock.

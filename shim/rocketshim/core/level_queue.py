@@ -59,13 +59,13 @@ from dataclasses import dataclass
 from operator import lt
 from typing import Final, Generic, Protocol, TypeVar
 
+from rocketshim.core.broker_clock import APPEND_TIME
 from rocketshim.core.offset_tracker import OffsetTracker, Run
 
 __all__ = ["Buffer", "Due", "LevelQueue", "QueueClock", "QueueLimits", "ScheduleRecord", "slowed"]
 
 _NS: Final = 1_000_000
 _RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer, because clocks are slewed by at most 500 ppm
-_APPEND_TIME: Final = 2  # `TIMESTAMP_LOG_APPEND_TIME` of the Kafka client
 _HUNGRY_SHARE: Final = 0.5  # of both limits, at or below which fetching resumes
 _FAR_SHARE: Final = 20  # a queue whose head is far buffers 1/20 of both limits
 _FAR_NS: Final = 2_000_000_000
@@ -280,15 +280,15 @@ class LevelQueue(Generic[RecordT]):
         count = len(records)
         mean_bytes = -(-sum(map(len, records)) // count) + extra_bytes
         self._batches.append(_FetchedRun(seen_ns, last, max(appends_ms), list(records), appends_ms, mean_bytes))
-        if stamps[-1][0] == _APPEND_TIME:  # a sender's time proves nothing about the leader's clock
+        if stamps[-1][0] == APPEND_TIME:  # a sender's time proves nothing about the leader's clock
             self._clock.saw(last, appends_ms[-1], seen_ns)
         self._count += count
         self._bytes += count * mean_bytes
         self._buffer.held_bytes += count * mean_bytes
         self._stale = True
-        if {kind for kind, _ in stamps} == {_APPEND_TIME}:
+        if {kind for kind, _ in stamps} == {APPEND_TIME}:
             return []
-        return [record for record, (kind, _) in zip(records, stamps, strict=True) if kind != _APPEND_TIME]
+        return [record for record, (kind, _) in zip(records, stamps, strict=True) if kind != APPEND_TIME]
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
         """Record the delivery report of a record that we wrote into this partition (a probe, a hop)."""

@@ -22,13 +22,13 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.dropin.settings import ProducerDropinSettings, connection, take, watched_workers
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
 from rocketshim.kafka.client_config import flat
 from rocketshim.kafka.confluent import in_own_thread
 from rocketshim.kafka.lanes import Lanes
-from rocketshim.kafka.reports import BrokerTime
 from rocketshim.producer.arguments import RecordMaker
 from rocketshim_topics.message import Message as ShimMessage
 from rocketshim_topics.names import TopicNames
@@ -85,7 +85,7 @@ class Producer(confluent_kafka.Producer):
                 settings.delay_levels,
                 settings.max_delay_ms,
                 lanes=Lanes(names.schedule),
-                time=BrokerTime(SystemClock(), lambda _: None),
+                time=BrokerClock(SystemClock()),
             )
             self._shim_in_transaction = False
             self._shim_delayed = Counter()
@@ -228,7 +228,7 @@ class Producer(confluent_kafka.Producer):
         def observed(error: KafkaError | None, record: Message) -> None:
             self._shim_delayed["failed" if error is not None else "stored"] += 1
             if error is None:
-                self._shim_maker.time.learn(record, sent_ns, sent_ms)
+                self._shim_maker.time.learn(record.timestamp(), sent_ns, sent_ms)
             if report is not None:
                 report(error, record)
 

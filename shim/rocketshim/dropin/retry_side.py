@@ -67,6 +67,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.next_hop import NO_LISTENER, FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.user_values import safe_text
@@ -89,7 +90,7 @@ from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.kafka.positions import EARLIEST, LATEST, listed_offsets
 from rocketshim.kafka.record_sender import RecordSender
-from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime
+from rocketshim.kafka.reports import UNCONFIRMED
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, TopicNames, provision
@@ -160,7 +161,7 @@ class DropinSendBack:
             closed_text="the consumer is closed; nothing was sent",
             on_unconfirmed=_log_unconfirmed,
             on_error=_log_error,
-            time=BrokerTime(self._clock, _log_wrong_clock),
+            time=BrokerClock(self._clock, _log_wrong_clock),
         )
         self._sender.watch_workers(worker)
 

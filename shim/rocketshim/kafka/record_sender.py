@@ -1,7 +1,7 @@
 """Send records with an idempotent producer, and learn of each whether it is stored.
 
 A delivery report without an offset is not believed (`kafka.reports`). After a fatal error a producer can send nothing
-more, and another one is made. A sender that is given a `BrokerTime` stamps its records with the brokers' time.
+more, and another one is made. A sender that is given a `BrokerClock` stamps its records with the brokers' time.
 
 * `RecordSender` has a poll thread, and any thread sends. The producer is made at the first send. After a fatal error
   the next send makes another one, and the former one still reports what it had: `outstanding`, `flush` and `close`
@@ -22,11 +22,12 @@ from typing import Any, Final, Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS, at_exit
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Timer
 from rocketshim.errors import ClosedError
 from rocketshim.kafka.clients import ProducerClient, close_producer, is_fatal
 from rocketshim.kafka.membership import WorkerWatch
-from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime, DeliveryReports, is_unconfirmed
+from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED
 
@@ -94,7 +95,7 @@ class _Sending:
         else:
             link.has_stored = True
             if link.time is not None:
-                link.time.learn(record, *self.sent)
+                link.time.learn(record.timestamp(), *self.sent)
         if self.done is None:
             self.end(error)
             return
@@ -115,7 +116,7 @@ class _Link:
     def __init__(
         self,
         producer: ProducerClient,
-        time: BrokerTime | None = None,
+        time: BrokerClock | None = None,
         on_unconfirmed: Callable[[OutgoingRecord], None] = lambda _: None,
         exit_timeout_ms: int = 0,
     ) -> None:
@@ -257,7 +258,7 @@ class OwnedSender(Generic[_What]):
         make_producer: Callable[[], ProducerClient],
         renewal_ms: int,
         on_renewed: Callable[[KafkaError], None],
-        time: BrokerTime | None = None,
+        time: BrokerClock | None = None,
         probe: Callable[[], OutgoingRecord] | None = None,
     ) -> None:
         self.make_producer = make_producer
@@ -351,7 +352,7 @@ class RecordSender:
         on_unconfirmed: Callable[[OutgoingRecord], None],
         on_error: Callable[[BaseException], None],
         exit_timeout_ms: int = EXIT_TIMEOUT_MS,
-        time: BrokerTime | None = None,
+        time: BrokerClock | None = None,
     ) -> None:
         self._make_producer = make_producer
         self._thread_name = thread_name

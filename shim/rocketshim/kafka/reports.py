@@ -1,4 +1,4 @@
-"""Delivery reports: whether a record is known to be stored, and what time the brokers have.
+"""Delivery reports: whether a record is known to be stored.
 
 A record that is reported as stored, but without an offset, is not known to be stored.
 
@@ -22,16 +22,18 @@ each of them serves whole batches.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
-from rocketshim.core.broker_clock import BrokerClock
-from rocketshim.core.clock import Clock
-from rocketshim.kafka.clients import ProducerClient
+from rocketshim.errors import SendError
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import Clients, ProducerClient, close_producer, confluent_clients
 
-__all__ = ["UNCONFIRMED", "BrokerTime", "DeliveryError", "DeliveryReports", "is_unconfirmed", "store"]
+__all__ = ["UNCONFIRMED", "DeliveryError", "DeliveryReports", "is_unconfirmed", "store", "store_command"]
+
+_COMMAND_S: Final = 30.0
 
 UNCONFIRMED: Final = KafkaError(
     KafkaError.DUPLICATE_SEQUENCE_NUMBER, "reported as stored but without an offset; it may be stored or not"
@@ -114,41 +116,22 @@ def store(producer: ProducerClient, checked: DeliveryReports, timeout_s: float, 
     return message
 
 
-class BrokerTime(BrokerClock):
-    """The brokers' clock as the delivery reports of one producer show it, beside this machine's clocks.
+def store_command(
+    client: Mapping[str, Any], bootstrap: str, clients: Clients | None, topic: str, *record: Any, **options: Any
+) -> int:
+    """Store a person's command with a producer of its own; return its offset. Raises SendError: not surely stored.
 
-    When this machine's clock begins to differ by more than `beyond_ms`, `on_wrong` logs the difference, in ms. It is
-    right again at half of that.
+    `record` and `options` are those of `produce`.
     """
-
-    __slots__ = ("_beyond_ms", "_is_wrong", "_on_wrong", "clock")
-
-    def __init__(self, clock: Clock, on_wrong: Callable[[int], None], beyond_ms: int = BrokerClock.WRONG_MS) -> None:
-        super().__init__()
-        self.clock = clock
-        self._on_wrong = on_wrong
-        self._beyond_ms = beyond_ms
-        self._is_wrong = False
-
-    def read(self) -> tuple[int, int]:
-        """Return this machine's monotonic time in ns, and its wall clock, epoch ms."""
-        return self.clock.monotonic_ns(), self.clock.wall_ms()
-
-    def learn(self, record: Any, sent_ns: int, sent_ms: int) -> None:
-        """Learn from the append time of a stored record, if its topic has append times."""
-        kind, append_ms = record.timestamp()
-        if kind != TIMESTAMP_LOG_APPEND_TIME:
-            return
-        reported_ns, reported_ms = self.clock.monotonic_ns(), self.clock.wall_ms()
-        self.reported(append_ms, sent_ns, sent_ms, reported_ns)
-        was_wrong = self._is_wrong
-        beyond_ms = self._beyond_ms // 2 if was_wrong else self._beyond_ms
-        ahead_ms = self.wrong_by_ms(reported_ns, reported_ms, beyond_ms)
-        self._is_wrong = ahead_ms != 0
-        if ahead_ms and not was_wrong:
-            self._on_wrong(ahead_ms)
-
-    @property
-    def ahead_ms(self) -> int:
-        """How far this machine's clock is ahead of the brokers' (negative: behind); 0: at most a minute, or unknown."""
-        return self.wrong_by_ms(*self.read())
+    config = merge(client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap})
+    why: object = "no answer"
+    producer = (clients or confluent_clients()).producer(config)
+    try:
+        stored = store(producer, DeliveryReports(), _COMMAND_S, topic, *record, **options)
+        if stored is not None:
+            return int(stored.offset())
+    except (KafkaException, BufferError) as error:
+        why = error.args[0]
+    finally:
+        close_producer(producer, 1.0)
+    raise SendError(f"cannot confirm that the record is stored in {topic}: {why}; run the command again")

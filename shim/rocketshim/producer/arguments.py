@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Final, TypedDict
 
 from rocketshim.codecs import Codec, default_body, encode_body
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.kafka.lanes import Lanes
-from rocketshim.kafka.reports import BrokerTime
 from rocketshim.settings import advice, place_of
 from rocketshim_topics.durations import Duration
 from rocketshim_topics.errors import MessageError
@@ -142,7 +142,7 @@ class RecordMaker:
     """
 
     def __init__(
-        self, names: TopicNames, levels: DelayLevels, max_delay_ms: int, *, lanes: Lanes, time: BrokerTime
+        self, names: TopicNames, levels: DelayLevels, max_delay_ms: int, *, lanes: Lanes, time: BrokerClock
     ) -> None:
         self._names = names
         self._levels = levels

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 from rocketshim.client_metrics import ProducerCounts
 from rocketshim.clock import SystemClock
 from rocketshim.codecs import Codec, check_codec
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.health import Metric
@@ -30,7 +31,6 @@ from rocketshim.kafka.clients import Clients, LastClientError, check_threads, co
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.membership import RUN_WORKER, worker_watch
 from rocketshim.kafka.record_sender import RecordSender
-from rocketshim.kafka.reports import BrokerTime
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.arguments import (
@@ -440,7 +440,7 @@ class MessageSender:
             settings.delay_levels,
             settings.max_delay_ms,
             lanes=self._lanes,
-            time=BrokerTime(self._clock, _log_wrong_clock, _CLOCK_DIFFERS_MS),
+            time=BrokerClock(self._clock, _log_wrong_clock, _CLOCK_DIFFERS_MS),
         )
         self._counts = ProducerCounts()
         self._make_admin = (clients or confluent_clients()).admin
@@ -576,7 +576,7 @@ class MessageSender:
         counts.durations.add((self._clock.monotonic_ns() - send.sent_ns) / 1e9)
         partition, offset = record.partition(), record.offset()
         if send.kind != ProducerCounts.IMMEDIATE:
-            self._maker.time.learn(record, send.sent_ns, send.sent_ms)
+            self._maker.time.learn(record.timestamp(), send.sent_ns, send.sent_ms)
         queue = MessageQueue(send.topic if send.kind == ProducerCounts.IMMEDIATE else topic, queue_id=partition)
         handle = recall_handle(send.topic, send.msg_id) if send.is_recallable else ""
         result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset, handle)

@@ -39,7 +39,7 @@ class Prober:
 
     def __init__(self, names: TopicNames, clients: WorkerClients, clock: Clock, alarm: Callable[..., None]) -> None:
         self.topic = names.schedule
-        self.broker_clock = BrokerClock()
+        self.broker_clock = BrokerClock(clock)
         self.clock_ahead_ms = 0  # by how much this machine's clock is wrong; 0: a minute or less, or not known
         self.outstanding = 0  # written with the current producer, and their reports were not processed yet
         self.confirmed_ns = 0  # when the last report of a stored probe was processed

@@ -5,17 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.core.broker_clock import BrokerClock
+from rocketshim.testing import VirtualClock
 
 MS = 1_000_000
 TEN_DAYS_MS = 864_000_000
 
 
 def test_the_estimate_is_unknown_without_a_report() -> None:
-    assert BrokerClock().now_ms(5, 5) is None
+    assert BrokerClock(VirtualClock()).now_ms(5, 5) is None
 
 
 def test_the_estimate_continues_from_the_last_report_for_five_minutes() -> None:
-    clock = BrokerClock()
+    clock = BrokerClock(VirtualClock())
     clock.reported(1_000, 0, 7, 0)
     clock.reported(2_000_000, 50 * MS, 9, 60 * MS)
     assert clock.now_ms(50 * MS, 9) == 2_000_000
@@ -25,7 +26,7 @@ def test_the_estimate_continues_from_the_last_report_for_five_minutes() -> None:
 
 
 def test_a_wall_clock_step_or_machine_sleep_does_not_make_the_estimate_late() -> None:
-    clock = BrokerClock()
+    clock = BrokerClock(VirtualClock())
     clock.reported(2_000_000, 0, 1_000_000, MS)
     assert clock.now_ms(1_000 * MS, 1_000_000 - TEN_DAYS_MS) == 2_001_000, "the wall clock was set back"
     assert clock.now_ms(1_000 * MS, 1_060_000) == 2_060_000, "the monotonic clock stood still"
@@ -39,7 +40,7 @@ def test_a_wall_clock_step_or_machine_sleep_does_not_make_the_estimate_late() ->
 )
 def test_the_estimate_is_never_behind_the_brokers(offset_ms: int, stored_after_ms: int, asked_after_ms: int) -> None:
     sent_ms = 2 * TEN_DAYS_MS
-    clock = BrokerClock()
+    clock = BrokerClock(VirtualClock())
     clock.reported(sent_ms + offset_ms + stored_after_ms, 0, sent_ms, stored_after_ms * MS)
     known_ms = clock.now_ms((stored_after_ms + asked_after_ms) * MS, sent_ms + stored_after_ms + asked_after_ms)
     if known_ms is not None:
@@ -52,7 +53,7 @@ def test_the_estimate_is_never_behind_the_brokers(offset_ms: int, stored_after_m
     ids=["a slow report proves nothing", "at the limit", "ahead", "behind"],
 )
 def test_only_a_certain_difference_beyond_the_limit_counts(sent_ms: int, heard_ms: int, ahead_ms: int) -> None:
-    clock, heard_ns = BrokerClock(), (heard_ms - sent_ms) * MS
+    clock, heard_ns = BrokerClock(VirtualClock()), (heard_ms - sent_ms) * MS
     clock.reported(100_000, 0, sent_ms, heard_ns)
     assert clock.wrong_by_ms(heard_ns, heard_ms, 1_000) == ahead_ms
 
@@ -69,7 +70,7 @@ def test_a_stamp_is_never_ahead_of_the_brokers_and_a_clock_is_called_wrong_only_
     sent_ms = 2 * TEN_DAYS_MS
     heard_ms = stored_after_ms + heard_after_ms
     asked_ms = heard_ms + asked_after_ms
-    clock = BrokerClock()
+    clock = BrokerClock(VirtualClock())
     clock.reported(sent_ms + offset_ms + stored_after_ms, 0, sent_ms, heard_ms * MS)
     stamp_ms = clock.stamp_ms(asked_ms * MS, sent_ms + asked_ms)
     assert 0 <= sent_ms + offset_ms + asked_ms - stamp_ms <= heard_after_ms
@@ -81,7 +82,7 @@ def test_a_stamp_is_never_ahead_of_the_brokers_and_a_clock_is_called_wrong_only_
 
 
 def test_what_was_learned_ends_when_the_wall_clock_is_set_or_the_machine_sleeps() -> None:
-    clock = BrokerClock()
+    clock = BrokerClock(VirtualClock())
     assert clock.stamp_ms(0, 0) == 0
     assert not clock.is_known(0, 0, within_ns=MS)
     clock.reported(2_000_000, 0, 10_000_000, 0)
