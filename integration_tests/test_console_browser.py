@@ -18,6 +18,8 @@ from axe_playwright_python.sync_playwright import Axe
 from confluent_kafka.admin import AdminClient
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from rocketshim import MessageView, Producer, PushConsumer
+from rocketshim.cli import main
 from rocketshim_local import Broker
 from rocketshim_topics import TopicNames
 
@@ -222,6 +224,65 @@ def test_an_operator_sends_a_message_and_finds_it_whole(
         page.get_by_label("Tags").fill("sent")
         page.get_by_role("button", name="Show").click()
         expect(page.locator("tbody tr")).to_have_count(1)
+        assert (seen.foreign, seen.complaints) == ([], [])
+
+
+@pytest.fixture
+def blocked(broker: Broker, namespace: str, group: Callable[..., str], topic: Callable[..., str]) -> Iterator[str]:
+    """An orderly group whose only queue is blocked by its first message, `poison`, with one behind it; its name."""
+    name, orders = group(), topic(1)
+    where = ["--bootstrap", broker.bootstrap, "--namespace", namespace]
+    assert main(["init", *where, "--group", name, "--with-log"]) == 0
+
+    def ship(message: MessageView) -> None:
+        if message.body == b"poison":
+            raise ConnectionError("warehouse 7 does not answer")
+
+    consumer = PushConsumer(broker.bootstrap, group=name, namespace=namespace)
+    consumer.listener(orders, orderly=True)(ship)
+    with Producer(broker.bootstrap, namespace=namespace) as producer:
+        for body in (b"poison", b"behind it"):
+            producer.send(orders, body)
+    consumer.start()
+    yield name
+    consumer.stop()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_message_that_blocks_a_group_is_seen_tried_and_made_a_dead_letter(
+    visit: Opener, blocked: str, scheme: Literal["light", "dark"], width: int
+) -> None:
+    with visit(scheme=scheme) as seen:
+        page = seen.page
+        page.set_viewport_size({"width": width, "height": 844})
+        failing = page.get_by_role("heading", name="Failing messages")
+
+        def look() -> None:
+            assert _unreadable(page) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+        seen.open("/")
+        found = page.get_by_role("listitem").filter(has_text="ConnectionError: warehouse 7 does not answer")
+        expect(found).to_be_visible()
+        look()
+        found.get_by_role("link", name=blocked).click()
+        expect(failing).to_be_visible()
+        expect(page.get_by_role("row", name="ConnectionError: warehouse 7 does not answer")).to_have_count(1)
+        look()
+        page.get_by_role("button", name="Try it now").click()
+        expect(page.get_by_role("alert")).to_contain_text("try-now for")
+        expect(failing).to_be_visible()
+        look()
+        page.get_by_role("button", name="Make it a dead letter").click()
+        expect(page.get_by_role("alert")).to_contain_text("is stored: it does not fail any more")
+        expect(failing).to_have_count(0)
+        expect(page.get_by_role("row", name="dead-letter token (console of")).to_have_count(1)
+        look()
+        page.get_by_role("link", name="dead letters", exact=True).click()
+        page.get_by_role("link", name="ConnectionError").first.click()
+        expect(page.get_by_role("row", name="warehouse 7 does not answer")).to_have_count(1)
+        look()
         assert (seen.foreign, seen.complaints) == ([], [])
 
 

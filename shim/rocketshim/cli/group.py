@@ -464,8 +464,9 @@ def dead_letter(
     """Show a failing message of an orderly queue, and with --apply make it a dead letter: its queue goes on.
 
     The queue's owner stores it in the group's dead-letter topic, without another attempt, and goes on when it is
-    stored. Nothing is lost: `dlq plan` sends it again, or discards it. The command waits for the result and shows it.
-    Exit code 2 if the message does not fail, or nothing was done.
+    stored. No command skips a message without a trace: `dlq discard` discards the dead letter, which is recorded, and
+    `dlq plan` sends it again. The command waits for the result and shows it. Exit code 2 if the message does not fail,
+    or nothing was done.
     """
     _command(at, group, record, QueueCommand.DEAD_LETTER, apply=apply, as_json=as_json)
 

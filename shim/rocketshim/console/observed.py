@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Final
 
@@ -253,7 +253,27 @@ def _now(request: Request) -> dict[str, Any]:
     is_known = snapshot is not None and snapshot.error is None
     findings = visits.on_overview(snapshot) if snapshot and is_known else None
     curves = _curves(visits.console.sampler.history, snapshot, _OF_ALL)
-    return {"snapshot": snapshot, "findings": findings, "curves": curves}
+    page_of = partial(_page_of, visits.console)
+    return {"snapshot": snapshot, "findings": findings, "curves": curves, "page_of": page_of}
+
+
+def _page_of(console: Console, finding: Finding) -> str | None:
+    """Return the page that shows what a finding is about; None: there is none beside the doctor's."""
+    match finding.check:
+        case "queue-blocked" | "group-behind":
+            return console.url("groups", finding.subject.partition(" on ")[0])
+        case "dead-letters-rising":
+            return console.url("dead", console.names.dead_letter(finding.subject))
+        case "worker-missing" | "worker-late" | "worker-not-ready" | "target-avoided":
+            return console.url("workers")
+        case "target-missing":
+            return console.url("waiting", "records")
+        case "timers-late":
+            return console.url("timers")
+        case "parked":
+            return console.url("parked")
+        case _:
+            return None
 
 
 def groups(request: Request) -> Response:

@@ -87,9 +87,30 @@ def test_the_overview_begins_with_what_is_wrong_now_and_what_helps(stage: Stage)
     with console.sampler.watch() as watch:
         old = watch.newest()
         assert watch.wait_newer(old, 60.0) is not None
-    seen = text_of(browser.get("/").text)
+    page = browser.get("/").text
     for expected in ("! nowhere the topic does not exist", "rocketshim init --topic nowhere"):
-        assert expected in seen
+        assert expected in text_of(page)
+    assert '<a href="/waiting/records">nowhere</a>' in page
+
+
+@pytest.mark.parametrize(
+    ("check", "subject", "page"),
+    [
+        ("queue-blocked", "payments on orders/3", "/groups/payments"),
+        ("group-behind", "payments", "/groups/payments"),
+        ("dead-letters-rising", "payments", f"/dead/{NAMES.dead_letter('payments')}"),
+        ("worker-missing", "rmq.sched", "/workers"),
+        ("timers-late", "rmq.timers", "/timers"),
+        ("parked", "rmq.parked", "/parked"),
+        ("in-sync", "orders", None),
+    ],
+)
+def test_a_finding_leads_to_the_page_of_what_it_is_about(
+    stage: Stage, check: str, subject: str, page: str | None
+) -> None:
+    stage.browser()
+    [console] = stage.consoles
+    assert observed._page_of(console, Finding(check, Severity.ERROR, subject, "", "", "")) == page
 
 
 def test_the_histogram_counts_by_append_times_without_reading_a_record(stage: Stage) -> None:
