@@ -58,6 +58,15 @@ class Command(TyperCommand):
             words = [*self._profile_words(ctx, words), *words]
         return super().parse_args(ctx, words)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error of the library that names its arguments names the command's options instead."""
+        try:
+            return super().invoke(ctx)
+        except RocketshimError as error:
+            if error.args and isinstance(error.args[0], str):
+                error.args = (_with_options(error.args[0], self.params), *error.args[1:])
+            raise
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help; a line end within a paragraph of a docstring is a space, as in its first one."""
         self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", self.help or "")
@@ -90,6 +99,28 @@ class Command(TyperCommand):
             if is_set or (not is_asked and isinstance(each.envvar, str) and os.environ.get(each.envvar)):
                 found.pop(str(each.name), None)
         return found
+
+
+_SETTING = re.compile(r"[A-Z]\w+: ([a-z_]+)=")
+_SUBJECTS = re.compile(r"[a-z_]+( and [a-z_]+)?(?= is | are |: )")
+_ARGUMENT = re.compile(r"(?<![\w.'\"/=-])([a-z_]+)(=…?)?(?!\.?[\w'\"/(=-])")
+
+
+def _with_options(text: str, parameters: list[Any]) -> str:
+    """Return the text of an error with options where it has arguments: its subjects, `delay=`, and `delay_level`."""
+    options = {each.name: max(each.opts, key=len) for each in parameters if each.param_type_name == "option"}
+
+    def option(found: re.Match[str]) -> str:
+        name, equals = found.groups()
+        return str(options.get(name, found[0])) if equals or "_" in name else found[0]
+
+    setting = _SETTING.match(text)
+    if setting and setting[1] in options:
+        return f"{options[setting[1]]} {text[setting.end() :]}"
+    subjects = _SUBJECTS.match(text)
+    end = subjects.end() if subjects else 0
+    head = [str(options.get(word, word)) for word in text[:end].split(" ")]
+    return " ".join(head) + _ARGUMENT.sub(option, text[end:])
 
 
 def _is_typed(context: Any, name: str) -> bool:

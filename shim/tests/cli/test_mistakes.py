@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from rocketshim.cli import main
+from rocketshim.cli.app import _with_options as with_options
+from rocketshim.cli.app import build
 
 AT = ["--bootstrap", "127.0.0.1:1"]
 SHOP = """
@@ -34,6 +37,20 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no topic": (["send"], "Missing argument 'topic'"),
     "no body": (["send", "orders", *AT], "give BODY"),
     "a delay as a word": (["send", "orders", "x", "--delay", "soon", *AT], "as in '90s'"),
+    "a name without a delay": (
+        ["send", "orders", "x", "--timer", "a", *AT],
+        "error: --timer is given without a delay: a named message waits, give --delay or --deliver-at",
+    ),
+    "two delays": (
+        ["send", "orders", "x", "--delay", "5s", "--delay-level", "3", *AT],
+        "--delay and --delay-level are",
+    ),
+    "no name": (
+        ["send", "orders", "x", "--at-most", "5s", *AT],
+        "--at-most is given without a timer: give the message",
+    ),
+    "a time zone of nothing": (["send", "orders", "x", "--tz", "UTC", *AT], "--tz and --late are of a recurring"),
+    "a way to log in that is none": (["console", "--auth", "x", *AT], "error: --auth x: String should match"),
     "a level as a word": (["send", "orders", "x", "--delay-level", "x", *AT], "Invalid value for '--delay-level'"),
     "a time as a word": (["send", "orders", "x", "--deliver-at", "tomorrow", *AT], "write a time such as"),
     "a property without a value": (["send", "orders", "x", "--property", "a", *AT], "write NAME=VALUE"),
@@ -126,3 +143,15 @@ def test_a_file_that_cannot_be_read_is_named(
     said = " ".join(capsys.readouterr().err.split())
     assert name in said
     assert len(said) < 600
+
+
+def test_only_arguments_of_the_command_are_replaced_in_an_error_and_no_values() -> None:
+    command = get_command(build(["send"])).commands["send"]  # type: ignore[attr-defined]
+    for text in (
+        "timer.delay_level=3 is not a setting of 'delay_level'",
+        "no topic delay_level.x, and no late=night or codec=",
+        "retry_topic is empty",
+        "every broker is away",
+    ):
+        assert with_options(text, command.params) == text
+    assert with_options("tag is 'delay=': not at_most.", command.params) == "--tag is 'delay=': not --at-most."

@@ -57,8 +57,8 @@ def test_a_refused_line_stops_the_command_and_the_error_counts_what_was_stored(k
         (["orders", "x", "--deliver-at", "tomorrow"], "--deliver-at 'tomorrow': write a time such as"),
         (["orders", "x", "--deliver-at", "2026-11-20", "--delay", "5s"], "at most one of its three delays"),
         (["orders", "x", "--delay", "5"], "is not a duration"),
-        (["orders", "x", "--timer", "o-7"], "timer is given without a delay"),
-        (["orders", "x", "--delay", "5s", "--if-absent"], "if_absent is given without a timer"),
+        (["orders", "x", "--timer", "o-7"], "--timer is given without a delay"),
+        (["orders", "x", "--delay", "5s", "--if-absent"], "--if-absent is given without a timer"),
         (["orders", "--lines", "--delay", "5s", "--timer", "o-7"], "--timer names one message"),
     ],
 )
