@@ -9,7 +9,6 @@ From the first delayed message on, the calls of `produce` and `poll` also notice
 do not wait for it.
 """
 
-import threading
 import time
 import weakref
 from collections import Counter, deque
@@ -29,6 +28,7 @@ from rocketshim.health import Metric
 from rocketshim.kafka.client_config import flat
 from rocketshim.kafka.confluent import in_own_thread
 from rocketshim.kafka.lanes import Lanes
+from rocketshim.kafka.membership import WorkerWatch
 from rocketshim.producer.arguments import RecordMaker
 from rocketshim_topics.message import Message as ShimMessage
 from rocketshim_topics.names import TopicNames
@@ -72,7 +72,7 @@ class Producer(confluent_kafka.Producer):
     _shim_in_transaction: bool
     _shim_on_delivery: Any
     _shim_delayed: Counter[str]  # delivery reports of delayed messages; counted in the thread that polls
-    _shim_watch: "_Watch | None"  # None: no message was delayed
+    _shim_watch: WorkerWatch | None  # None: no message was delayed
 
     if not TYPE_CHECKING:  # type checkers use the original's constructor
 
@@ -181,8 +181,9 @@ class Producer(confluent_kafka.Producer):
         )
         if out.topic == self._shim_names.schedule:
             self._shim_check_transaction()
-            self._shim_watch = self._shim_watch or _Watch(self)
-            self._shim_watch.turn()
+            if self._shim_watch is None:
+                self._shim_watch = watched_workers(self._shim_connection, self._shim_credentials, self._shim_names)
+            self._shim_watch.turn(sent_ns // 1_000_000)
             report = self._shim_clocked(report, sent_ns, sent_ms)
         to = -1 if out.partition is None else out.partition
         super().produce(
@@ -198,7 +199,7 @@ class Producer(confluent_kafka.Producer):
     def poll(self, timeout: float = -1) -> int:
         """As the original."""
         if self._shim_watch is not None:
-            self._shim_watch.turn()
+            self._shim_watch.turn(time.monotonic_ns() // 1_000_000)
         return super().poll(timeout)
 
     def close(self) -> bool:
@@ -259,27 +260,6 @@ class Producer(confluent_kafka.Producer):
         """As the original."""
         super().abort_transaction(*args, **kwargs)
         self._shim_in_transaction = False
-
-
-class _Watch:
-    """Turns the watch over workers in whichever thread calls the producer; the others pass by."""
-
-    def __init__(self, producer: Producer) -> None:
-        names, credentials = producer._shim_names, producer._shim_credentials  # noqa: SLF001 - a part of it
-        self._watch = watched_workers(producer._shim_connection, credentials, names)  # noqa: SLF001
-        self._turning = threading.Lock()
-
-    def close(self) -> None:
-        """Close the client of an open question; a delayed message that is sent later begins a new one."""
-        with self._turning:
-            self._watch.close()
-
-    def turn(self) -> None:
-        if self._turning.acquire(blocking=False):
-            try:
-                self._watch.turn(time.monotonic_ns() // 1_000_000)
-            finally:
-                self._turning.release()
 
 
 class _Unflushed:

@@ -5,6 +5,7 @@ later (librdkafka 4605; 2.16, our measurement: each time). So these requests hav
 a client of their own, which is dropped to give up.
 """
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import wait
 from functools import partial
@@ -99,7 +100,7 @@ def worker_watch(
 
 
 class WorkerWatch:
-    """Knows whether a worker runs, by the members of the workers' group. One thread turns it, and never waits.
+    """Knows whether a worker runs, by the members of the workers' group. Any thread turns it, and never waits.
 
     It asks when it is first turned and every 10 minutes, and every 30 s while there is none. A worker is missing if two
     answers 5 s apart say so. Without the right to ask, or an answer, it says nothing. Each question has a client of its
@@ -117,11 +118,17 @@ class WorkerWatch:
         self._asked_ms: int | None = None
         self._logged_ms = -_AGAIN_MS
         self._doubts = 0
+        self._turning = threading.Lock()  # while one thread has it, the others pass by
 
     def turn(self, now_ms: int) -> None:
         """Ask, or take an answer, if it is time to."""
-        if self._next_ms is not None and now_ms < self._next_ms:
-            return
+        if (self._next_ms is None or now_ms >= self._next_ms) and self._turning.acquire(blocking=False):
+            try:
+                self._turn(now_ms)
+            finally:
+                self._turning.release()
+
+    def _turn(self, now_ms: int) -> None:
         asked_ms = self._asked_ms = now_ms if self._asked_ms is None else self._asked_ms
         try:
             found = self._question.answer(now_ms)
@@ -141,5 +148,6 @@ class WorkerWatch:
             self._log()
 
     def close(self) -> None:
-        """Drop the client of an open question."""
-        self._question.drop_client()
+        """Drop the client of an open question; the next turn asks again."""
+        with self._turning:
+            self._question.drop_client()
