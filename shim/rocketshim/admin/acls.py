@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rocketshim.errors import ConfigError
 from rocketshim_topics.names import TopicNames, check_group, check_topic
@@ -36,13 +36,8 @@ class Role(StrEnum):
     SPARK = "spark"
 
 
-class Resource(StrEnum):
-    """The kind of resource that an ACL applies to."""
-
-    TOPIC = "topic"
-    GROUP = "group"
-    TRANSACTIONAL_ID = "transactional-id"
-    CLUSTER = "cluster"
+Resource = Literal["topic", "group", "transactional-id", "cluster"]
+"""The kind of resource that an ACL applies to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +121,7 @@ def _worker(names: TopicNames) -> Iterator[Grant]:
     yield _topic(names.check_prefix, "WRITE", why="ask about transactions", prefixed=True)
     yield _group(names.worker_group, "READ", why="join and commit")
     yield Grant(
-        Resource.TRANSACTIONAL_ID, f"{names.worker_group}.", prefixed=True, operations=("WRITE",), why="--exactly-once"
+        "transactional-id", f"{names.worker_group}.", prefixed=True, operations=("WRITE",), why="--exactly-once"
     )
 
 
@@ -143,7 +138,7 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(f"{ours}dlq.", *read, why="dlq; doctor", prefixed=True)
     yield _topic(f"{ours}group.", *read, why="group locks; doctor", prefixed=True)
     yield _topic(names.check_prefix, *read, why="topic; doctor", prefixed=True)
-    yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
+    yield Grant("cluster", _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
 
@@ -166,12 +161,10 @@ def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
         prefixed=True,
     )
     yield _topic(names.check_prefix, "READ", "DESCRIBE_CONFIGS", why="topic; doctor", prefixed=True)
-    yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
+    yield Grant("cluster", _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
-    yield Grant(
-        Resource.TRANSACTIONAL_ID, f"{names.redrive_log}.", prefixed=True, operations=("WRITE",), why="dlq apply"
-    )
+    yield Grant("transactional-id", f"{names.redrive_log}.", prefixed=True, operations=("WRITE",), why="dlq apply")
 
 
 def _everything_read(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
@@ -188,15 +181,15 @@ def _users(topics: Iterable[str], *operations: str, why: str) -> Iterator[Grant]
         if prefix or entry != "*":
             check_topic(prefix)
         prefixed = entry.endswith("*") and bool(prefix)
-        yield Grant(Resource.TOPIC, prefix or "*", prefixed, operations, why)
+        yield Grant("topic", prefix or "*", prefixed, operations, why)
 
 
 def _group(name: str, *operations: str, why: str) -> Grant:
-    return Grant(Resource.GROUP, name, prefixed=False, operations=operations, why=why)
+    return Grant("group", name, prefixed=False, operations=operations, why=why)
 
 
 def _topic(name: str, *operations: str, why: str, prefixed: bool = False) -> Grant:
-    return Grant(Resource.TOPIC, name, prefixed, operations, why)
+    return Grant("topic", name, prefixed, operations, why)
 
 
 def commands(wanted: Iterable[Grant], *, principal: str, bootstrap: str) -> list[str]:
@@ -206,7 +199,7 @@ def commands(wanted: Iterable[Grant], *, principal: str, bootstrap: str) -> list
         words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
         for operation in grant.operations:
             words += ["--operation", operation.title().replace("_", "")]
-        words += ["--cluster"] if grant.resource is Resource.CLUSTER else [f"--{grant.resource}", grant.name]
+        words += ["--cluster"] if grant.resource == "cluster" else [f"--{grant.resource}", grant.name]
         if grant.prefixed:
             words += ["--resource-pattern-type", "prefixed"]
         lines.append(shlex.join(words))
@@ -220,7 +213,7 @@ def bindings(wanted: Iterable[Grant], *, principal: str) -> list[dict[str, Any]]
             "principal": principal,
             "host": "*",
             "permission_type": "ALLOW",
-            "resource_type": grant.resource.name,
+            "resource_type": grant.resource.upper().replace("-", "_"),
             "resource_name": grant.name,
             "pattern_type": "PREFIXED" if grant.prefixed else "LITERAL",
             "operation": operation,

@@ -53,7 +53,7 @@ from rocketshim.admin.decoder import Decoder
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.redrive_progress import Cause, RedriveProgress, Refusals
+from rocketshim.core.redrive_progress import RedriveProgress, Refusals, RefusedFor
 from rocketshim.errors import (
     ConfigError,
     MalformedRecordError,
@@ -121,11 +121,11 @@ _DROPPED: Final = frozenset(
     {wire.PARK_REASON, wire.TARGET_TRIES, wire.HOP_ID, wire.DELAY_MS, wire.DELIVER_AT_MS, wire.DELAY, wire.REPLAY_ID}
 )
 _TIMERS: Final = frozenset(name for name in wire.RESERVED if name.startswith("TIMER"))
-_REFUSED: Final[Mapping[int, Cause]] = {
-    **dict.fromkeys(TOO_LARGE, Cause.TOO_LARGE),
-    **dict.fromkeys(MISSING, Cause.MISSING),
-    KafkaError.INVALID_RECORD: Cause.INVALID,
-    KafkaError.INVALID_MSG: Cause.INVALID,
+_REFUSED: Final[Mapping[int, RefusedFor]] = {
+    **dict.fromkeys(TOO_LARGE, "too-large"),
+    **dict.fromkeys(MISSING, "missing"),
+    KafkaError.INVALID_RECORD: "invalid",
+    KafkaError.INVALID_MSG: "invalid",
 }
 
 Make = Callable[[Any, PlannedLetter], OutgoingRecord | None]

@@ -26,7 +26,6 @@ Source: Kafka's `UnifiedLog#analyzeAndValidateRecords` and `LogValidator`, its r
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 from math import inf
 from typing import Final, Literal, assert_never
 
@@ -34,7 +33,7 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
 
-__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "Cause", "RedriveProgress", "Refusals"]
+__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress", "Refusals", "RefusedFor"]
 
 DEFAULT_STOP_RATIO: Final = 0.1
 MOST_IN_TRANSACTION: Final = 500
@@ -204,12 +203,8 @@ class RedriveProgress:
         return position in self._sent or position in self._settled or position in self._failed
 
 
-class Cause(Enum):
-    """Why a topic has refused a record."""
-
-    TOO_LARGE = auto()
-    MISSING = auto()
-    INVALID = auto()
+RefusedFor = Literal["too-large", "missing", "invalid"]
+"""Why a topic has refused a record."""
 
 
 class Refusals:
@@ -221,16 +216,16 @@ class Refusals:
         self._missing: dict[tuple[str, int | None], str] = {}  # topic and partition to the reason
         self._compacted: dict[str, str] = {}  # topic to the reason
 
-    def add(self, record: OutgoingRecord, cause: Cause, reason: str) -> None:
+    def add(self, record: OutgoingRecord, cause: RefusedFor, reason: str) -> None:
         """Record that a record was refused."""
         match cause:
-            case Cause.TOO_LARGE:
+            case "too-large":
                 size_bytes, known = _stored_bytes(record), self._sizes.get(record.topic)
                 if not self._is_compressed and (known is None or size_bytes < known[0]):
                     self._sizes[record.topic] = size_bytes, reason
-            case Cause.MISSING:
+            case "missing":
                 self._missing[record.topic, record.partition] = reason
-            case Cause.INVALID:
+            case "invalid":
                 if record.key is None:
                     self._compacted[record.topic] = reason
             case _:

@@ -32,7 +32,7 @@ from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.faults import Faults, Scope
 from rocketshim.testing.group_coordinator import CommittedOffset, GroupCoordinator, GroupMember
 from rocketshim.testing.kafka_errors import Code, kafka_error
-from rocketshim.testing.partition_log import Headers, PartitionLog, StoredRecord, Transaction, TransactionState
+from rocketshim.testing.partition_log import Headers, PartitionLog, StoredRecord, Transaction
 from rocketshim.testing.waiting import NS_PER_MS, Changes, Waiter, Waiting
 
 __all__ = ["CommitRecord", "ConsumerSide", "InMemoryBroker", "ProducerSide", "Topic", "TransactionalId"]
@@ -373,7 +373,7 @@ class InMemoryBroker:
         running = transactional.running
         if running is None:
             return
-        running.state = TransactionState.COMMITTED if is_commit else TransactionState.ABORTED
+        running.state = "committed" if is_commit else "aborted"
         transactional.running = None
         for topic in self.topics.values():
             for log in topic.partitions:

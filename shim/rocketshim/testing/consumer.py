@@ -43,7 +43,7 @@ from confluent_kafka import (
 from rocketshim.testing.broker import InMemoryBroker
 from rocketshim.testing.client_settings import ConsumerSettings
 from rocketshim.testing.fetching import Fetching, event
-from rocketshim.testing.group_coordinator import CommittedOffset, GroupMember, Step, StepKind
+from rocketshim.testing.group_coordinator import CommittedOffset, GroupMember, Step
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
 from rocketshim.testing.partition_result import PartitionResult, named, position_after, results_of
 from rocketshim.testing.waiting import NS_PER_MS, Waiting
@@ -131,7 +131,7 @@ class InMemoryConsumer:
             if self.member is None:
                 return
             self.member.steps.clear()
-            self.member.steps.append(Step(StepKind.LEAVE, tuple(sorted(self.member.owned))))
+            self.member.steps.append(Step("leave", tuple(sorted(self.member.owned))))
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Replace the assignment."""
@@ -262,7 +262,7 @@ class InMemoryConsumer:
         callback = self._callback_for(step.kind)
         self._callback_has_assigned = False
         try:
-            if callback is not None and (step.kind is not StepKind.LOST or partitions):
+            if callback is not None and (step.kind != "lost" or partitions):
                 callback(self, partitions)
         finally:
             with self._broker.lock:
@@ -270,14 +270,14 @@ class InMemoryConsumer:
                     self._apply(step)
                 self._finish_step(step)
 
-    def _callback_for(self, kind: StepKind) -> RebalanceCallback | None:
-        if kind is StepKind.ASSIGN:
+    def _callback_for(self, kind: str) -> RebalanceCallback | None:
+        if kind == "assign":
             return self._on_assign
-        return (self._on_lost if kind is StepKind.LOST else None) or self._on_revoke
+        return (self._on_lost if kind == "lost" else None) or self._on_revoke
 
     def _apply(self, step: Step) -> None:
         """What the binding does when the callback has not assigned or unassigned (locked)."""
-        if step.kind is not StepKind.ASSIGN:
+        if step.kind != "assign":
             self._commit_automatically(always=True)
             self._fetching.stop(step.partitions)
             return
@@ -293,14 +293,14 @@ class InMemoryConsumer:
         if member is None:
             return
         group = self._broker.group(self.group_id)
-        if step.kind is not StepKind.ASSIGN:
+        if step.kind != "assign":
             self._fetching.stop(step.partitions)
         match step.kind:
-            case StepKind.ASSIGN | StepKind.REVOKE:
+            case "assign" | "revoke":
                 group.step_done(member, step)
-            case StepKind.LOST:
+            case "lost":
                 self._join()
-            case StepKind.LEAVE:
+            case "leave":
                 self._generation = member.generation
                 group.leave(member)
                 self.member = None

@@ -5,7 +5,9 @@ the broker that matches uses one up. *Lasting* faults (the broker is down, a top
 delayed) remain until the test removes them. None for a topic, partition, group or id means any.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from confluent_kafka import KafkaError
 
@@ -65,6 +67,9 @@ class TransactionFault:
     is_applied: bool
 
 
+_Fault = TypeVar("_Fault", ProduceFault, CommitFault, TransactionFault)
+
+
 @dataclass(slots=True)
 class Faults:
     """All active faults."""
@@ -80,33 +85,16 @@ class Faults:
 
     def take_produce(self, topic: str, partition: int, *, is_synchronous: bool) -> ProduceFault | None:
         """Return the fault for this send and count it down; None if there is none."""
-        for fault in self.produce:
-            if fault.is_synchronous == is_synchronous and fault.scope.covers(topic, partition):
-                fault.remaining_count -= 1
-                if not fault.remaining_count:
-                    self.produce.remove(fault)
-                return fault
-        return None
+        return _taken(self.produce, lambda x: x.is_synchronous == is_synchronous and x.scope.covers(topic, partition))
 
     def take_commit(self, group_id: str) -> CommitFault | None:
         """Return the fault for this commit and count it down; None if there is none."""
-        for fault in self.commits:
-            if fault.group_id in {None, group_id}:
-                fault.remaining_count -= 1
-                if not fault.remaining_count:
-                    self.commits.remove(fault)
-                return fault
-        return None
+        return _taken(self.commits, lambda fault: fault.group_id in {None, group_id})
 
     def take_transaction(self, transactional_id: str, call: str) -> TransactionFault | None:
         """Return the fault for this transaction call and count it down; None if there is none."""
-        for fault in self.transactions:
-            if fault.call == call and fault.transactional_id in {None, transactional_id}:
-                fault.remaining_count -= 1
-                if not fault.remaining_count:
-                    self.transactions.remove(fault)
-                return fault
-        return None
+        ids = {None, transactional_id}
+        return _taken(self.transactions, lambda fault: fault.call == call and fault.transactional_id in ids)
 
     def send_is_held(self, topic: str, partition: int) -> bool:
         """Return whether sends to this partition are delayed."""
@@ -115,3 +103,12 @@ class Faults:
     def report_is_held(self, topic: str, partition: int) -> bool:
         """Return whether delivery reports of this partition are delayed."""
         return any(scope.covers(topic, partition) for scope in self.held_reports)
+
+
+def _taken(faults: list[_Fault], matches: Callable[[_Fault], bool]) -> _Fault | None:
+    for fault in filter(matches, faults):
+        fault.remaining_count -= 1
+        if not fault.remaining_count:
+            faults.remove(fault)
+        return fault
+    return None

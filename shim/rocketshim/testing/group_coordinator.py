@@ -34,18 +34,18 @@ Pure: no clock, no lock, no client. Not handled: static membership, a group that
 real coordinator.
 """
 
-import enum
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from confluent_kafka import KafkaError
 
 from rocketshim.testing import assignors
 from rocketshim.testing.assignors import Partition
 
-__all__ = ["BY_COORDINATOR", "CommittedOffset", "GroupCoordinator", "GroupMember", "Step", "StepKind"]
+__all__ = ["BY_COORDINATOR", "CommittedOffset", "GroupCoordinator", "GroupMember", "Step"]
 
 BY_COORDINATOR = "uniform"  # the strategy of members with KIP-848; others name the one of their clients
 
@@ -53,20 +53,11 @@ TopicMatcher = Callable[[Sequence[str]], list[str]]
 PartitionCounts = Mapping[str, int]
 
 
-class StepKind(enum.Enum):
-    """What a consumer has to do next for its group."""
-
-    ASSIGN = "assign"
-    REVOKE = "revoke"
-    LOST = "lost"
-    LEAVE = "leave"
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step and the partitions it is about, sorted."""
+    """What a consumer has to do next for its group, and the partitions it is about, sorted."""
 
-    kind: StepKind
+    kind: Literal["assign", "revoke", "lost", "leave"]
     partitions: tuple[Partition, ...]
 
 
@@ -162,7 +153,7 @@ class GroupCoordinator:
         lost = tuple(sorted(member.owned))
         member.owned.clear()
         member.steps.clear()
-        member.steps.append(Step(StepKind.LOST, lost))
+        member.steps.append(Step("lost", lost))
         self.rebalance()
 
     def rebalance(self) -> None:
@@ -176,9 +167,9 @@ class GroupCoordinator:
         for member in self.members.values():
             member.has_joined = False
             if not member.is_cooperative:
-                member.steps = deque(step for step in member.steps if step.kind is not StepKind.ASSIGN)
+                member.steps = deque(step for step in member.steps if step.kind != "assign")
                 if member.owned and not member.steps:
-                    member.steps.append(Step(StepKind.REVOKE, tuple(sorted(member.owned))))
+                    member.steps.append(Step("revoke", tuple(sorted(member.owned))))
         self._join_all()
 
     def metadata_changed(self) -> None:
@@ -195,7 +186,7 @@ class GroupCoordinator:
         member.is_serving = False
         if member.member_id not in self.members:
             return
-        if step.kind is StepKind.REVOKE:
+        if step.kind == "revoke":
             member.owned.difference_update(step.partitions)
             if self._is_by_coordinator():
                 self._bring_closer(has_revoked=member)
@@ -203,9 +194,9 @@ class GroupCoordinator:
             if member.is_cooperative:
                 self.rebalance()
                 return
-        elif step.kind is StepKind.ASSIGN and not member.is_cooperative:
+        elif step.kind == "assign" and not member.is_cooperative:
             member.owned = set(step.partitions)
-        elif step.kind is StepKind.ASSIGN:
+        elif step.kind == "assign":
             member.owned.update(step.partitions)
             member.promised.clear()
         self._join_all()
@@ -238,13 +229,13 @@ class GroupCoordinator:
                 continue
             share = set(self._shared_out[member_id])
             if revoked := member.owned - share:
-                member.steps.append(Step(StepKind.REVOKE, tuple(sorted(revoked))))
+                member.steps.append(Step("revoke", tuple(sorted(revoked))))
                 continue
             member.generation = self.generation
             added = share - member.owned - self._owned_by_others(member)
             if added or member is has_revoked:
                 member.promised = added
-                member.steps.append(Step(StepKind.ASSIGN, tuple(sorted(added))))
+                member.steps.append(Step("assign", tuple(sorted(added))))
 
     def _owned_by_others(self, member: GroupMember) -> set[Partition]:
         return {part for other in self.members.values() if other is not member for part in other.owned | other.promised}
@@ -270,14 +261,14 @@ class GroupCoordinator:
             member.generation = self.generation
             share = set(shares[member_id])
             if not member.is_cooperative:
-                member.steps.append(Step(StepKind.ASSIGN, tuple(sorted(share))))
+                member.steps.append(Step("assign", tuple(sorted(share))))
                 continue
             revoked = member.owned - share
             added = share - member.owned - self._owned_by_others(member)
             if revoked:
-                member.steps.append(Step(StepKind.REVOKE, tuple(sorted(revoked))))
+                member.steps.append(Step("revoke", tuple(sorted(revoked))))
             if added or not revoked:
-                member.steps.append(Step(StepKind.ASSIGN, tuple(sorted(added))))
+                member.steps.append(Step("assign", tuple(sorted(added))))
 
     def _shares(self) -> dict[str, list[Partition]]:
         counts = self._partition_counts()

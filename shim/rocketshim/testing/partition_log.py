@@ -12,21 +12,13 @@ Pure: no clock, no lock, no client. Not handled: replication, leader epochs that
 """
 
 import bisect
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
-__all__ = ["Headers", "PartitionLog", "StoredRecord", "Transaction", "TransactionState"]
+__all__ = ["Headers", "PartitionLog", "StoredRecord", "Transaction"]
 
 Headers = tuple[tuple[str, bytes | None], ...]
-
-
-class TransactionState(enum.Enum):
-    """The state of a transaction."""
-
-    OPEN = "open"
-    COMMITTED = "committed"
-    ABORTED = "aborted"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +27,7 @@ class Transaction:
 
     producer_id: int
     producer_epoch: int
-    state: TransactionState = TransactionState.OPEN
+    state: Literal["open", "committed", "aborted"] = "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,4 +133,4 @@ class PartitionLog:
 
 
 def _is_visible(record: StoredRecord) -> bool:
-    return record.transaction is None or record.transaction.state is TransactionState.COMMITTED
+    return record.transaction is None or record.transaction.state == "committed"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.redrive_progress import Cause, Refusals
+from rocketshim.core.redrive_progress import Refusals, RefusedFor
 from rocketshim_topics import OutgoingRecord
 
 
@@ -45,13 +45,13 @@ def test_records_reported_as_too_large_would_have_been_refused(limit_bytes: int,
         is_refused = record.topic == "one" and len(stored(record)) > limit_bytes
         assert is_refused or refusals.reason(record) is None
         if is_refused:
-            refusals.add(record, Cause.TOO_LARGE, "too large")
+            refusals.add(record, "too-large", "too large")
 
 
 def test_a_record_as_large_as_a_refused_one_is_predicted_as_refused() -> None:
     refusals = Refusals(is_compressed=False)
-    refusals.add(OutgoingRecord("one", None, b"k", b"x" * 1_000, []), Cause.TOO_LARGE, "too large")
-    refusals.add(OutgoingRecord("one", None, b"k", b"x" * 2_000, []), Cause.TOO_LARGE, "too large")
+    refusals.add(OutgoingRecord("one", None, b"k", b"x" * 1_000, []), "too-large", "too large")
+    refusals.add(OutgoingRecord("one", None, b"k", b"x" * 2_000, []), "too-large", "too large")
     assert refusals.reason(OutgoingRecord("one", None, b"j", b"y" * 1_000, [])) == "too large"
     assert refusals.reason(OutgoingRecord("one", None, b"k", b"x" * 999, [])) is None
     assert refusals.reason(OutgoingRecord("two", None, b"k", b"x" * 1_000, [])) is None
@@ -59,7 +59,7 @@ def test_a_record_as_large_as_a_refused_one_is_predicted_as_refused() -> None:
 
 def test_the_sizes_of_compressed_records_say_nothing() -> None:
     record, refusals = OutgoingRecord("one", None, b"k", b"x" * 1_000, []), Refusals(is_compressed=True)
-    refusals.add(record, Cause.TOO_LARGE, "too large")
+    refusals.add(record, "too-large", "too large")
     assert refusals.reason(record) is None
 
 
@@ -70,14 +70,14 @@ def record(topic: str = "one", partition: int | None = None, key: bytes | None =
 @pytest.mark.parametrize(
     ("cause", "refused", "alike", "others"),
     [
-        (Cause.MISSING, record(), [record(), record(key=None)], [record("two"), record(partition=0)]),
-        (Cause.MISSING, record(partition=7), [record(partition=7)], [record(), record(partition=6)]),
-        (Cause.INVALID, record(key=None), [record(key=None), record(partition=3, key=None)], [record()]),
-        (Cause.INVALID, record(), [], [record(), record(key=None)]),
+        ("missing", record(), [record(), record(key=None)], [record("two"), record(partition=0)]),
+        ("missing", record(partition=7), [record(partition=7)], [record(), record(partition=6)]),
+        ("invalid", record(key=None), [record(key=None), record(partition=3, key=None)], [record()]),
+        ("invalid", record(), [], [record(), record(key=None)]),
     ],
 )  # fmt: skip
 def test_records_are_predicted_as_refused_only_where_the_cause_is_certainly_the_same(
-    cause: Cause, refused: OutgoingRecord, alike: list[OutgoingRecord], others: list[OutgoingRecord]
+    cause: RefusedFor, refused: OutgoingRecord, alike: list[OutgoingRecord], others: list[OutgoingRecord]
 ) -> None:
     refusals = Refusals(is_compressed=False)
     refusals.add(refused, cause, "refused:WHY")

@@ -1,11 +1,12 @@
 """One partition: offsets only grow, and a reader sees what its isolation level allows."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.testing.partition_log import PartitionLog, StoredRecord, Transaction, TransactionState
+from rocketshim.testing.partition_log import PartitionLog, StoredRecord, Transaction
 
 
 def append(
@@ -20,7 +21,7 @@ def values(log: PartitionLog, *, read_committed: bool = True) -> list[bytes | No
     return [record.value for record in log.records(read_committed=read_committed)]
 
 
-def finish(log: PartitionLog, transaction: Transaction, state: TransactionState) -> None:
+def finish(log: PartitionLog, transaction: Transaction, state: Literal["open", "committed", "aborted"]) -> None:
     transaction.state = state
     log.end_transaction(transaction)
 
@@ -44,7 +45,7 @@ def test_an_open_transaction_hides_everything_behind_it() -> None:
     assert (log.last_stable_offset(), log.next_offset) == (1, 3)
     assert values(log) == [b"before"]
     assert values(log, read_committed=False) == [b"before", b"inside", b"behind"]
-    finish(log, transaction, TransactionState.COMMITTED)
+    finish(log, transaction, "committed")
     assert values(log) == [b"before", b"inside", b"behind"]
     assert log.next_offset == 4, "the marker takes an offset"
 
@@ -53,7 +54,7 @@ def test_an_aborted_transaction_is_never_seen_by_careful_readers() -> None:
     log, transaction = PartitionLog(), Transaction(1, 0)
     append(log, b"dropped", transaction=transaction)
     append(log, b"kept")
-    finish(log, transaction, TransactionState.ABORTED)
+    finish(log, transaction, "aborted")
     assert values(log) == [b"kept"]
     assert values(log, read_committed=False) == [b"dropped", b"kept"]
 
@@ -103,21 +104,17 @@ class NaiveLog:
     entries: list[tuple[int, int | None]] = field(default_factory=list)
     next_offset: int = 0
     start: int = 0
-    states: dict[int, TransactionState] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
 
     def visible(self, *, read_committed: bool) -> list[int]:
-        opened = [
-            offset
-            for offset, number in self.entries
-            if number is not None and self.states[number] is TransactionState.OPEN
-        ]
+        opened = [offset for offset, number in self.entries if number is not None and self.states[number] == "open"]
         # The first record of an open transaction counts even when retention has dropped it: the model never drops one.
         end = min(opened, default=self.next_offset) if read_committed else self.next_offset
         return [
             offset
             for offset, number in self.entries
             if self.start <= offset < end
-            and (not read_committed or number is None or self.states[number] is TransactionState.COMMITTED)
+            and (not read_committed or number is None or self.states[number] == "committed")
         ]
 
 
@@ -144,7 +141,7 @@ def test_any_history_reads_like_the_naive_log(history: list[tuple[str, int | Non
             if argument not in running:
                 running[argument] = (next(numbers), Transaction(argument, 0))
             number, transaction = running[argument]
-            naive.states.setdefault(number, TransactionState.OPEN)
+            naive.states.setdefault(number, "open")
             append(log, b"x", transaction=transaction)
             naive.entries.append((naive.next_offset, number))
             naive.next_offset += 1
@@ -160,7 +157,7 @@ def test_any_history_reads_like_the_naive_log(history: list[tuple[str, int | Non
             naive.start = max(naive.start, min(argument or 0, naive.next_offset))
         elif argument in running:
             number, transaction = running.pop(argument)
-            state = TransactionState.COMMITTED if kind == "commit" else TransactionState.ABORTED
+            state: Literal["committed", "aborted"] = "committed" if kind == "commit" else "aborted"
             finish(log, transaction, state)
             naive.states[number] = state
             naive.next_offset += 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rocketshim.admin.acls import Resource, Role, grants
+from rocketshim.admin.acls import Role, grants
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.admin.doctor.probe import APPEND_TIME, prefix
 from rocketshim.kafka.client_config import (
@@ -30,8 +30,8 @@ __all__ = ["client_settings", "poll_interval", "rights", "session_timeouts", "tr
 def rights(facts: Facts) -> Iterator[Finding]:
     """Check that the principal has the ACLs that each requested role needs."""
     found = {
-        Resource.TOPIC: {name: topic.operations for name, topic in facts.topics.items()},
-        Resource.GROUP: {name: standing.operations for name, standing in facts.standings.items()},
+        "topic": {name: topic.operations for name, topic in facts.topics.items()},
+        "group": {name: standing.operations for name, standing in facts.standings.items()},
     }
     for role in facts.roles:
         wanted = grants(Role(role), facts.names, groups=facts.groups, topics=facts.user_topics)
