@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -153,17 +152,10 @@ def _imported(target: str, module_name: str) -> Any:
 
 def _own_line(error: BaseException) -> str:
     """Return the last line of the user's that an error has passed, as file and line."""
-    frames = [(trace.tb_frame, trace.tb_lineno) for trace in _traces(error)]
+    frames = traceback.walk_tb(error.__traceback__)
     own = [each for each in frames if each[0].f_globals.get("__name__", "").partition(".")[0] not in _OURS]
     frame, line = own[-1]
     return f"{Path(frame.f_code.co_filename).name}, line {line}"
-
-
-def _traces(error: BaseException) -> Iterator[TracebackType]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 @contextmanager

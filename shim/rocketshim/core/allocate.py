@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from rocketshim.errors import ConfigError
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -126,11 +126,7 @@ class AllocateMessageQueueAveragely:
     """
 
     __slots__ = ()
-
-    @property
-    def name(self) -> str:
-        """`AVG`."""
-        return "AVG"
+    name: Final = "AVG"
 
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
@@ -151,11 +147,7 @@ class AllocateMessageQueueAveragelyByCircle:
     """
 
     __slots__ = ()
-
-    @property
-    def name(self) -> str:
-        """`AVG_BY_CIRCLE`."""
-        return "AVG_BY_CIRCLE"
+    name: Final = "AVG_BY_CIRCLE"
 
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
@@ -185,17 +177,13 @@ class AllocateMessageQueueConsistentHash:
     """
 
     __slots__ = ("_hash", "_virtual_node_count")
+    name: Final = "CONSISTENT_HASH"
 
     def __init__(self, virtual_node_count: int = 10, hash_function: Callable[[str], int] | None = None) -> None:
         if virtual_node_count < 0:
             raise ConfigError(f"virtual_node_count={virtual_node_count}: a client needs 0 or more nodes on the ring")
         self._virtual_node_count = virtual_node_count
         self._hash = hash_function or _md5_hash
-
-    @property
-    def name(self) -> str:
-        """`CONSISTENT_HASH`."""
-        return "CONSISTENT_HASH"
 
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
@@ -235,14 +223,10 @@ class AllocateMessageQueueByConfig:
     """
 
     __slots__ = ("_queues",)
+    name: Final = "CONFIG"
 
     def __init__(self, queues: Iterable[MessageQueue]) -> None:
         self._queues = tuple(queues)
-
-    @property
-    def name(self) -> str:
-        """`CONFIG`."""
-        return "CONFIG"
 
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
@@ -265,14 +249,10 @@ class AllocateMessageQueueByMachineRoom:
     """
 
     __slots__ = ("_rooms",)
+    name: Final = "MACHINE_ROOM"
 
     def __init__(self, rooms: Collection[str]) -> None:
         self._rooms = frozenset(rooms)
-
-    @property
-    def name(self) -> str:
-        """`MACHINE_ROOM`."""
-        return "MACHINE_ROOM"
 
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]

@@ -21,7 +21,7 @@ result is the same.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
@@ -34,12 +34,7 @@ TAG_HEADER: Final = "TAGS"
 """Name of the header with the tag of a message."""
 
 
-class _HasHeaders(Protocol):
-    def headers(self) -> Any: ...
-    def set_headers(self, headers: Any, /) -> None: ...
-
-
-_Record = TypeVar("_Record", bound=_HasHeaders)
+_Record = TypeVar("_Record", bound=Any)  # with `headers` and `set_headers`
 
 _ALL: Final = "*"
 _SEPARATOR: Final = "||"

@@ -93,10 +93,7 @@ class HeaderShape:
         self.shorts = tuple(at[name] for name in at if LARGEST[name] == _INT_MAX and name != wire.SHIM)
         self.longs = tuple(at[name] for name in at if LARGEST[name] == _LONG_MAX)
         sample, retried = _sample(names, "t"), _sample(names, f"{RETRY_PREFIX}g")
-        envelope, retry_envelope = (
-            decode(wire.read_headers(sample), trusted=True),
-            decode(wire.read_headers(retried), trusted=True),
-        )
+        envelope, retry_envelope = (decode(wire.read_headers(each), trusted=True) for each in (sample, retried))
         if self.real_topic < 0:
             return  # such a record is parked
         next_due: dict[str, Any] = {"partition": 0}
