@@ -128,7 +128,7 @@ def test_the_log_decides_and_the_commands_tell_how(stage: Stage, exactly_once: b
         assert (found.fate, found.is_cancel_late) == ("fired", True)
         assert producer.outcome(target, timer="cancelled", of=in_time, timeout_s=WAIT_S).fate == "cancelled"
     assert sorted(bodies if exactly_once else set(bodies)) == sorted(wanted | {b"last"})
-    states = {name: stage.state(name)["state"] for name in ("fires", "cancelled", "moved", "asked", "waits", "none")}
+    states = {name: stage.state(name)["fate"] for name in ("fires", "cancelled", "moved", "asked", "waits", "none")}
     assert states == {
         "fires": "fired", "cancelled": "cancelled", "moved": "fired", "asked": "delivered-now", "waits": "pending",
         "none": "unknown",

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -113,17 +114,12 @@ class FoundTimer:
         return [at, time_text(event.stored_ms)[:-4], event.msg_id, word, self.effect(event)]
 
     def facts(self) -> dict[str, Any]:
-        """The same for programs."""
-        fate, event = self.history.fate()
+        """The same for programs: the fields of `TimerOutcome`, and what else the log shows."""
         return {
             "topic": self.topic,
             "name": self.name,
-            "state": fate.value,
-            "generation": self.history.last,
-            "due_ms": self.due_ms,
-            "at_ms": None if event is None else event.stored_ms,
+            **asdict(self.history.outcome()),
             "is_certain": self.history.is_certain,
-            "log_begins_ms": self.history.begins_ms,
             "partition": self.partition,
             "history": [
                 {

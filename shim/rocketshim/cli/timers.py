@@ -292,5 +292,5 @@ def _step_row(step: "Step", stored: "Mapping[str, SendResult]") -> tuple[dict[st
 
 def _row(pending: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
     due_ms, topic, name, partition, generation, *_ = pending
-    facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "generation": generation}
+    facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "set_at": generation}
     return facts, [topic, name, time_text(due_ms), from_now(due_ms, now_ms), f"{partition}/{generation}"]

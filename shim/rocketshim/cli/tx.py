@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_STATES: Final = {
+_FATES: Final = {
     TimerFate.PENDING: "waiting",
     TimerFate.DELIVERED_NOW: "committed",
     TimerFate.CANCELLED: "rolled-back",
@@ -102,7 +102,7 @@ def rollback(*, topic: Topic, msg_id: Ids, at: Connected, apply: Apply = False, 
 
 def _row(each: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
     facts = {"topic": each.topic, "id": each.name, "producer_group": each.asks, "asked": each.asked}
-    facts |= {"next_check_ms": each.due_ms, "partition": each.partition, "generation": each.generation}
+    facts |= {"next_check_ms": each.due_ms, "partition": each.partition, "set_at": each.generation}
     when = [time_text(each.due_ms), from_now(each.due_ms, now_ms)]
     return facts, [each.topic, each.name, each.asks, str(each.asked), *when]
 
@@ -137,7 +137,7 @@ class _FoundTransaction(FoundTimer):
             late = "; is a worker running?" if due_ms < now_ms else ""
             times = count_text(self.asked, "time")
             return f"waits for its outcome, asked {times}, next at {utc_text(due_ms)}{late}"
-        if event is None or fate not in _STATES:
+        if event is None or fate not in _FATES:
             parked = "; it is parked: rocketshim parked ls --reason transaction-unanswered"
             return f"{super().outcome}{parked if fate is TimerFate.UNANSWERED else ''}"
         return f"{_ENDED[event.effect]} at {utc_text(event.stored_ms)}"
@@ -167,11 +167,11 @@ class _FoundTransaction(FoundTimer):
         return {
             "topic": self.topic,
             "id": self.name,
-            "state": _STATES.get(facts["state"], facts["state"]),
+            "fate": _FATES.get(facts["fate"], facts["fate"]),
             "producer_group": next(iter(groups), None),
             "asked": self.asked,
-            "next_check_ms": self.due_ms if facts["state"] == TimerFate.PENDING else None,
-            "at_ms": facts["at_ms"],
+            "next_check_ms": self.due_ms if facts["fate"] == TimerFate.PENDING else None,
+            "decided_ms": facts["decided_ms"],
             "is_certain": facts["is_certain"],
             "log_begins_ms": facts["log_begins_ms"],
             "partition": self.partition,

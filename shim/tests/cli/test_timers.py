@@ -90,7 +90,7 @@ def pending(kafka: InMemoryKafka) -> int:
 
 def test_the_pending_names_are_listed_the_next_first(pending: int, capsys: pytest.CaptureFixture[str]) -> None:
     rows = facts(capsys, "ls")
-    assert [(each["topic"], each["name"], each["due_ms"], each["generation"]) for each in rows] == [
+    assert [(each["topic"], each["name"], each["due_ms"], each["set_at"]) for each in rows] == [
         ("orders", "o-9", pending, 40),
         ("orders", "o-7", pending + HOUR_MS, 41),
         ("reports", "daily", pending + 2 * HOUR_MS, 42),
@@ -203,7 +203,7 @@ def test_each_command_is_shown_with_what_it_did(kafka: InMemoryKafka, capsys: py
     )  # fmt: skip
     assert all(effect in row for effect, row in zip(effects, out.splitlines()[2:], strict=True)), out
     [found] = facts(capsys, "show", "orders", "o-7")
-    assert (found["state"], found["generation"], found["is_certain"], found["log_begins_ms"]) == (
+    assert (found["fate"], found["set_at"], found["is_certain"], found["log_begins_ms"]) == (
         "cancelled", 7, True, None,
     )  # fmt: skip
     assert [each["effect"] for each in found["history"]] == [
@@ -252,7 +252,7 @@ def test_what_the_log_does_not_have_is_unknown(kafka: InMemoryKafka, capsys: pyt
     assert "has no message of this name; the log begins at 20" in out
     assert "unknown, as the log does not have what was pending before" in out
     [found] = facts(capsys, "show", "orders", "o-7")
-    assert (found["state"], found["is_certain"], found["history"][0]["effect"]) == ("unknown", False, None)
+    assert (found["fate"], found["is_certain"], found["history"][0]["effect"]) == ("unknown", False, None)
     assert found["log_begins_ms"] is not None
 
 
@@ -268,7 +268,7 @@ def test_a_message_that_is_older_than_the_log_is_pending_by_the_state_of_the_wor
     code, out, _ = run(capsys, "show", "orders", "o-7")
     assert (code, out.startswith("o-7: pending, due at "), "(in 9 d 23 h)" in out) == (0, True, True), out
     [found] = facts(capsys, "show", "orders", "o-7")
-    assert (found["state"], found["generation"], found["due_ms"], found["history"]) == ("pending", 0, due_ms, [])
+    assert (found["fate"], found["set_at"], found["due_ms"], found["history"]) == ("pending", 0, due_ms, [])
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
     assert (code, "in time: that of offset 0 is not delivered" in out) == (0, True)
 
@@ -324,7 +324,7 @@ def test_a_cancel_behind_the_fire_is_too_late(kafka: InMemoryKafka, capsys: pyte
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
     assert (code, "too late: delivered by offset 1" in out) == (2, True)
     [found] = facts(capsys, "cancel", "orders", "o-7", "--apply")
-    assert (found["state"], found["command"], found["stored_at"]) == ("fired", "CANCEL", 3)
+    assert (found["fate"], found["command"], found["stored_at"]) == ("fired", "CANCEL", 3)
 
 
 def test_a_command_that_a_transaction_of_the_worker_hides_is_read_when_that_has_ended(

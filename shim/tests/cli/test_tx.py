@@ -110,11 +110,11 @@ def test_a_transaction_waits_is_asked_about_and_is_committed(
 ) -> None:
     made = begin(kafka)
     facts = shown(capsys, made.msg_id)
-    assert (facts["id"], facts["state"], facts["producer_group"], facts["asked"]) == (made.msg_id, "waiting", "shop", 0)
+    assert (facts["id"], facts["fate"], facts["producer_group"], facts["asked"]) == (made.msg_id, "waiting", "shop", 0)
     fires(kafka, made.msg_id)
     fires(kafka, made.msg_id)
     facts = shown(capsys, made.msg_id)
-    assert (facts["state"], facts["asked"]) == ("waiting", 2)
+    assert (facts["fate"], facts["asked"]) == ("waiting", 2)
     assert facts["next_check_ms"] == kafka.records(NAMES.timers, facts["partition"])[-1].timestamp()[1] + 30_000
     code, out, _ = run(capsys, "tx", "show", "orders", made.msg_id)
     assert (code, f"{made.msg_id}: waits for its outcome, asked 2 times, next at " in out) == (0, True)
@@ -122,7 +122,7 @@ def test_a_transaction_waits_is_asked_about_and_is_committed(
         producer.send_now("orders", timer=made.msg_id)
         producer.cancel("orders", timer=made.msg_id)
     facts = shown(capsys, made.msg_id)
-    assert (facts["state"], facts["next_check_ms"]) == ("committed", None)
+    assert (facts["fate"], facts["next_check_ms"]) == ("committed", None)
     assert [each["command"] for each in facts["history"]] == ["HALF", "CHECK", "CHECK", "COMMIT", "ROLLBACK"]
     _, out, _ = run(capsys, "tx", "show", "orders", made.msg_id)
     assert out.startswith(f"{made.msg_id}: committed at ")
@@ -136,7 +136,7 @@ def test_a_transaction_that_nobody_answers_is_parked(kafka: InMemoryKafka, capsy
     for _ in range(MOST_CHECKS + 1):
         fires(kafka, made.msg_id)
     facts = shown(capsys, made.msg_id)
-    assert (facts["state"], facts["asked"]) == ("unanswered", MOST_CHECKS)
+    assert (facts["fate"], facts["asked"]) == ("unanswered", MOST_CHECKS)
     _, out, _ = run(capsys, "tx", "show", "orders", made.msg_id)
     assert "it is parked: rocketshim parked ls --reason transaction-unanswered" in out
     code, out, _ = run(capsys, "tx", "commit", "orders", made.msg_id, "--apply")
@@ -159,10 +159,10 @@ def test_an_operator_ends_a_transaction_only_with_apply(
     code, out, _ = run(capsys, "tx", command, "orders", made.msg_id, "--apply")
     partition = timer_partition("orders", made.msg_id)
     assert (code, out) == (0, f"{made.msg_id}: {word} stored at rmq.timers/{partition}/1: {did}\n")
-    assert shown(capsys, made.msg_id)["state"] == state
+    assert shown(capsys, made.msg_id)["fate"] == state
     code, out, _ = run(capsys, "tx", command, "orders", made.msg_id, "--apply", "--json")
     facts = json.loads(out)
-    assert (code, facts["command"], facts["stored_at"], facts["state"]) == (2, word, 2, state)
+    assert (code, facts["command"], facts["stored_at"], facts["fate"]) == (2, word, 2, state)
 
 
 def test_what_is_not_known_is_a_finding(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
