@@ -8,8 +8,8 @@ message gets its id, its delay and its partition as any other. It names who sent
 a reader who finds it later, and so does a line of the log.
 """
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -20,14 +20,17 @@ from rocketshim.admin.times import past_ms
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, Selection, given
 from rocketshim.console.reading import read_newest
-from rocketshim.errors import ConfigError, TopicMissingError
+from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.clients import LastClientError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim_topics import Message
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.durations import duration_text
 from rocketshim_topics.errors import MessageError
+from rocketshim_topics.provision import read_topics
 
 __all__ = ["SENT_BY", "listed", "send", "show"]
 
@@ -37,6 +40,20 @@ SENT_BY: Final = "SENT_BY"
 _LOG: Final = safe_logger("rocketshim.console")
 _ON_A_PAGE: Final = 50
 _MOST_TOPICS: Final = 500
+_RATE_MS: Final = 60_000
+_SETTINGS_S: Final = 5.0
+
+
+class Row(NamedTuple):
+    """A topic in the list. None: a leader does not answer."""
+
+    topic: str
+    is_ours: bool
+    partitions: int
+    kept: int | None  # offsets
+    rate: float | None  # offsets a second, in the last minute
+    keeps: str  # how long; `–`: not known
+    readers: list[tuple[str, int]]
 
 
 def listed(request: Request) -> Response:
@@ -53,18 +70,52 @@ def listed(request: Request) -> Response:
         shown = found[:_MOST_TOPICS]
         keys = [TopicPartitionKey(name, number) for name in shown for number in range(known[name])]
         bounds = reader.bounds_of(keys)
+        since = reader.offsets_at_times(dict.fromkeys(bounds, console.now_ms() - _RATE_MS))
+        keeps = _retentions(reader, shown)
     kept: dict[str, int | None] = dict.fromkeys(shown, 0)
+    new = dict.fromkeys(shown, 0)
     for key in keys:  # unknown, if a leader does not answer
         before, found_here = kept[key.topic], bounds.get(key)
         kept[key.topic] = None if before is None or found_here is None else before + found_here[1] - found_here[0]
+        if found_here is not None:
+            new[key.topic] += max(0, found_here[1] - since.get(key, found_here[1]))
     return console.page(
         request,
         "topics.html",
         name=part,
-        topics=[(name, console.names.is_ours(name), known[name], kept[name], readers.get(name, ())) for name in shown],
+        topics=[
+            Row(
+                name,
+                console.names.is_ours(name),
+                known[name],
+                kept[name],
+                None if kept[name] is None else new[name] * 1_000 / _RATE_MS,
+                keeps.get(name, "–"),
+                readers.get(name, []),
+            )
+            for name in shown
+        ],
         rest=len(found) - len(shown),
         snapshot=snapshot,
     )
+
+
+def _retentions(reader: TopicReader, topics: list[str]) -> dict[str, str]:
+    """Return how long topics keep their records; absent: it may not be read, or a Kafka in memory has no settings."""
+    admin = reader.admin(LastClientError())
+    if admin is None:
+        return {}
+    try:
+        states = read_topics(admin, topics, timeout_s=_SETTINGS_S)
+    except RocketshimError:
+        return {}
+    return {name: _retention(each.config) for name, each in states.items() if each.config is not None}
+
+
+def _retention(config: Mapping[str, str]) -> str:
+    policy, keep_ms = config.get("cleanup.policy", ""), int(config.get("retention.ms", -1))
+    by_time = ["forever" if keep_ms < 0 else duration_text(keep_ms)] if "delete" in policy else []
+    return ", ".join([*by_time, *(["the newest of each key"] if "compact" in policy else [])])
 
 
 def _readers(snapshot: Snapshot | None) -> dict[str, list[tuple[str, int]]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rocketshim.admin.record_view import time_text
-from rocketshim.console.topics import SENT_BY
+from rocketshim.console.topics import SENT_BY, _retention
 from rocketshim_topics import Envelope, encode
 
 from .conftest import DEAD, NAMES, OUR_PAGE, Stage
@@ -28,17 +28,23 @@ def shown(browser: Any, topic: str = "orders", **query: str) -> str:
 
 def test_topics_are_listed_with_who_reads_them_and_rocketshims_own_come_last(stage: Stage) -> None:
     stage.kafka.create_topic("__consumer_offsets", 1)
-    for number in range(3):
+    put(stage, b"old")
+    clock: Any = stage.kafka.clock
+    clock.advance(60_001)
+    for number in range(6):
         put(stage, b"%d" % number)
     commit(stage, "payments", "orders", 0, 1)
-    page = stage.browser().get("/topics").text
+    browser = stage.browser()
+    [console] = stage.consoles
+    console.now_ms = clock.wall_ms
+    page = browser.get("/topics").text
     seen = text_of(page)
-    assert "orders 1 3 payments (2)" in seen
-    assert seen.index("orders 1 3") < seen.index(f"{DEAD} rocketshim's 2 0")
+    assert "orders 1 7 0.1 – payments (6)" in seen
+    assert seen.index("orders 1 7") < seen.index(f"{DEAD} rocketshim's 2 0")
     assert "__consumer_offsets" not in seen
     assert f'href="/topics/{DEAD}"' in page
     named = text_of(stage.browser().get("/topics", params={"name": "der"}).text)
-    assert ("orders 1 3" in named, DEAD in named) == (True, False)
+    assert ("orders 1 7" in named, DEAD in named) == (True, False)
 
 
 def test_a_list_of_many_topics_is_cut_and_says_so(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,10 +55,23 @@ def test_a_list_of_many_topics_is_cut_and_says_so(stage: Stage, monkeypatch: pyt
     assert re.search(r"Not complete: \d+ more topics", seen)
 
 
+@pytest.mark.parametrize(
+    ("policy", "keep_ms", "text"),
+    [
+        ("delete", "604800000", "7 d"),
+        ("delete", "-1", "forever"),
+        ("compact", "604800000", "the newest of each key"),
+        ("compact,delete", "86400000", "1 d, the newest of each key"),
+    ],
+)
+def test_how_long_a_topic_keeps_its_records_is_said_in_words(policy: str, keep_ms: str, text: str) -> None:
+    assert _retention({"cleanup.policy": policy, "retention.ms": keep_ms}) == text
+
+
 def test_the_offsets_of_a_topic_whose_leader_is_away_are_not_known(stage: Stage) -> None:
     stage.kafka.create_topic("bills", 2)
     seen = text_of(stage.browser(without_leader(stage, "bills", 1)).get("/topics").text)
-    assert "bills 2 –" in seen
+    assert "bills 2 – – –" in seen
     assert "orders 1 0" in seen
 
 
