@@ -15,10 +15,11 @@ from rocketshim_spark.cli import main
 from rocketshim_spark.jobs import audit, delays, lineage, replay
 from rocketshim_spark.lake import read_records
 from rocketshim_spark.land import land
-from rocketshim_spark.running import open_lake
+from rocketshim_spark.running import OpenLake, find_published, open_lake
 from rocketshim_topics import TopicNames, decode
 from rocketshim_topics.errors import MalformedRecordError
 
+from .test_redrive import alter
 from .test_unreadable_headers import write
 from .waiting import await_ends_of_transactions
 
@@ -137,13 +138,14 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     missing = audit.residuals(lifecycles, view.gaps)
     assert sum(row.sent for row in audit.transform(lifecycles, missing).collect()) == lifecycles.count()
     assert delays.outcomes(told, delays.DelayParams(now=view.now)).collect() == []  # none says where it was to go
-    params = replay.PlanParams(plan_id="p", namespace=namespace)
-    planned = replay.plan(view.records, told, view.topics(), params).collect()
-    assert len(planned) == len(expected)
-    for letter in planned:
-        if expected[letter.offset] is not None:
-            assert (letter.action, letter.reason) == ("skip", f"malformed:{expected[letter.offset]}")
     told.unpersist()
+
+    alter(admin, ours[1], "cleanup.policy", "compact")  # from now on, it takes no record without a key
+    assert main(["replay", "plan", "--plan", "p", "--bootstrap", broker.bootstrap, *at]) == 0
+    reasons = reasons_of_plan(view)
+    malformed = {offset: f"malformed:{reason}" for offset, reason in enumerate(expected) if reason is not None}
+    assert {offset: reasons[offset] for offset in malformed} == malformed
+    assert (len(reasons), f"no-key:{ours[1]}" in reasons.values()) == (len(expected), True)
 
     # However the runtime reads a letter, what it has done with it is known here.
     written, cluster = str(tmp_path / "plan.json"), ("--bootstrap", broker.bootstrap)
@@ -152,11 +154,17 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     await_ends_of_transactions(admin)
     assert f"discarded: {len(expected)}" in printed()
     assert land(spark, broker.bootstrap, [*ours, names.redrive_log], lake).rows > 0
-    view = open_lake(spark, lake, namespace=namespace)
+    view, params = open_lake(spark, lake, namespace=namespace), replay.PlanParams(plan_id="p", namespace=namespace)
     again = replay.plan(view.records, view.events, view.topics(), params, settled=view.settled, gaps=view.gaps)
     assert {row.reason.partition(":")[0] for row in again.collect()} == {"discarded-by"}
     assert main(["dlq-trend", *at]) == 0
     assert printed().startswith("dlq-trend: 0 dead letters are left")
+
+
+def reasons_of_plan(view: OpenLake) -> dict[int, str | None]:
+    planned = find_published(view, "replay-p")
+    assert planned is not None
+    return {row.offset: row.reason for row in planned.collect()}
 
 
 def fault(headers: list[Header] | None) -> str | None:

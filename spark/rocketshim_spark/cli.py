@@ -26,7 +26,6 @@ from rocketshim.cli.options import (
     DelayLevelsText,
     DryRun,
     Json,
-    checked_bootstrap,
     client_settings,
     output,
     seconds,
@@ -42,6 +41,7 @@ from rocketshim_spark.cli_options import (
     Lake,
     NewestOfLake,
     WithSpark,
+    brokers,
     exit_if_finding,
     print_note,
 )
@@ -63,16 +63,7 @@ app = typer.Typer(
 app.add_typer(cli_replay.app, name="replay")
 
 
-Brokers = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap",
-        "-b",
-        envvar="ROCKETSHIM_BOOTSTRAP",
-        callback=checked_bootstrap,
-        help="Read the retention of dead-letter topics from these brokers.",
-    ),
-]
+Brokers = Annotated[str | None, brokers("Read the retention of dead-letter topics from these brokers.")]
 Orderly = Annotated[
     list[str] | None, typer.Option("--orderly", help="A group that relies on message order; repeatable.")
 ]

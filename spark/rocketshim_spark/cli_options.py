@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import CONNECTION, OUTPUT, SELECTION, Namespace, ProfileName
+from rocketshim.cli.options import CONNECTION, OUTPUT, SELECTION, Namespace, ProfileName, checked_bootstrap
 from rocketshim.errors import ConfigError
 from rocketshim.extras import missing_extra
 
@@ -40,6 +40,13 @@ Lake = Annotated[
         rich_help_panel=CONNECTION,
     ),
 ]
+
+
+def brokers(about: str) -> Any:
+    """Return the option of a command that reads a lake, and knows more with a connection."""
+    return typer.Option(*("--bootstrap", "-b"), envvar="ROCKETSHIM_BOOTSTRAP", callback=checked_bootstrap, help=about)
+
+
 Master = Annotated[
     str | None,
     typer.Option(

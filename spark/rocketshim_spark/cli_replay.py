@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rocketshim.cli.kinds import Where
-from rocketshim.cli.options import Connected, DryRun, Json, client_settings
+from rocketshim.cli.options import ClientSettings, Connected, DryRun, Json, client_settings
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError
@@ -16,6 +16,7 @@ from rocketshim_spark.cli_options import (
     GroupOnly,
     JavaClient,
     NewestOfLake,
+    brokers,
     exit_if_finding,
     print_note,
 )
@@ -66,6 +67,10 @@ def plan(
     to_source: ToSource = False,
     max_replays: MaxReplays = DEFAULT_MAX_REPLAYS,
     max_messages: MaxLetters = None,
+    bootstrap: Annotated[
+        str | None, brokers("Skip also dead letters whose target does not exist at these brokers, or refuses them.")
+    ] = None,
+    client: ClientSettings,
     as_json: Json = False,
 ) -> None:
     """Write a plan of what would be sent, for review. Nothing is sent."""
@@ -77,6 +82,7 @@ def plan(
         from rocketshim_spark.filters import header_property, selects  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
+        from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         try:
@@ -97,9 +103,11 @@ def plan(
             coordinates = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
             letters = view.records.filter(F.col("topic").startswith(TopicNames(lake.namespace).dead_letter_prefix))
             chosen = letters.filter(condition).select(coordinates)
-        planned = job.plan(
-            view.records, view.events, view.topics(), params, chosen=chosen, settled=view.settled, gaps=view.gaps
-        )
+        known: dict[str, Any] = {"settled": view.settled, "gaps": view.gaps}
+        if bootstrap is not None:
+            cluster = Cluster(bootstrap, client)
+            known |= {"existing": frozenset(cluster.topics()), "is_compacted": cluster.is_compacted}
+        planned = job.plan(view.records, view.events, view.topics(), params, chosen=chosen, **known)
         written = publish(view, f"replay-{plan_name}", planned)
         write_report(view, job.plan_report(written, plan_name), as_json=as_json)
 

@@ -123,6 +123,15 @@ class Cluster:
         found = provision.read_topics(self._admin, topics, timeout_s=_TIMEOUT_S)
         return {topic: int(state.config["retention.ms"]) for topic, state in found.items() if state.config}
 
+    def is_compacted(self, topic: str) -> bool:
+        """Return whether a topic is compacted; False also if it does not exist, or its settings may not be read.
+
+        Raises:
+            BrokerUnavailableError, NotAuthorizedError: as `bounds`.
+        """
+        state = provision.read_topics(self._admin, [topic], timeout_s=_TIMEOUT_S).get(topic)
+        return state is not None and state.is_compacted
+
     def bounds(self, topics: Iterable[str]) -> list[PartitionBounds]:
         """Resolve the bounds of every partition of these topics, from the earliest to the last stable offset.
 

@@ -3,7 +3,7 @@
 import datetime as dt
 import random
 import shutil
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Letter:
     Attributes:
         headers: headers of the record.
         value: value of the record.
+        key: key of the record.
         is_chosen: whether the user chose it.
         state: state of the mark at its coordinates; None: no mark.
         is_another: whether the mark is of another record at the same coordinates.
@@ -45,22 +46,22 @@ class Letter:
 
     headers: tuple[Header, ...]
     value: bytes | None = b"v"
+    key: bytes | None = b"k"
     is_chosen: bool = True
     state: str | None = None
     is_another: bool = False
 
     def stored(self, topic: str, at: int) -> Stored:
-        return Stored(OutgoingRecord(topic, at % 2, b"k", self.value, list(self.headers)), at % 2, at // 2, NOW_MS)
+        return Stored(OutgoingRecord(topic, at % 2, self.key, self.value, list(self.headers)), at % 2, at // 2, NOW_MS)
 
 
-class Anything(Container[str]):
-    def __contains__(self, _: object) -> bool:
-        return True
+TARGETS = frozenset({"orders", NAMES.retry("g")})
+is_compacted = "orders".__eq__
 
 
 def by_dlq_plan(topic: str, letters: list[Letter], rules: RedriveRules, log: RedriveLog) -> dict[str, str]:
     """Return, for the coordinates of each dead letter, its target or the reason why it is skipped."""
-    planner, opener = Planner(topic, rules, log, Anything()), Decoder(NAMES, topic)
+    planner, opener = Planner(topic, rules, log, TARGETS, is_compacted=is_compacted), Decoder(NAMES, topic)
     stored = sorted((each.stored(topic, at) for at, each in enumerate(letters)), key=lambda one: one.where)
     chosen = {each.stored(topic, at).where for at, each in enumerate(letters) if each.is_chosen}
     for record in stored:
@@ -82,7 +83,10 @@ def by_replay_plan(
     marks = redrive_marks.settled(read)
     topics = event_frame.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     wanted = spark.createDataFrame([(each,) for each in chosen], "coordinates string")
-    rows = replay.plan(read, event_frame, topics, params, chosen=wanted, settled=marks).collect()
+    rows = replay.plan(
+        read, event_frame, topics, params,
+        chosen=wanted, settled=marks, existing=TARGETS, is_compacted=is_compacted,
+    ).collect()  # fmt: skip
     event_frame.unpersist()
     assert all((row.action == "send") == (row.reason is None) == (row.target is not None) for row in rows)
     return {f"{row.topic}/{row.partition}/{row.offset}": row.reason or row.target for row in rows}
@@ -146,6 +150,7 @@ def some_letter(chance: random.Random) -> Letter:
     return Letter(
         usual(**{name: chance.choice(FIELDS[name]) for name in odd}),
         chance.choice([b"v", b"v", b"", None]),
+        chance.choice([b"k", b"k", None]),
         is_chosen=chance.random() < 0.8,
         state=chance.choice([None, None, None, *PLANS]),
         is_another=chance.random() < 0.2,
@@ -170,6 +175,7 @@ def test_a_repeat_of_a_settled_dead_letter_is_not_sent(spark: SparkSession, to_s
         [Letter(usual(), is_chosen=False), open_one],
         [Letter(usual(REPLAY_COUNT=b"3")), open_one],
         [Letter(usual(RETRY_TOPIC=b"a/b")), open_one],
+        [Letter(usual(), key=None), open_one],
     ]
     assert_same(spark, by_hand, to_source=to_source, max_replays=3)
 

@@ -96,6 +96,11 @@ class TopicState:
     partitions: int
     config: Mapping[str, str] | None
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether Kafka compacts it, so that it takes only records with a key; False also if that is not known."""
+        return "compact" in (self.config or {}).get("cleanup.policy", "")
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:

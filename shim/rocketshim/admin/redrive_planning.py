@@ -68,7 +68,7 @@ def _is_compacted(reader: TopicReader, topic: str) -> bool:
     with suppress(RocketshimError):
         admin = reader.admin(LastClientError())
         state = None if admin is None else read_topics(admin, [topic]).get(topic)
-        return "compact" in ((state and state.config) or {}).get("cleanup.policy", "")
+        return state is not None and state.is_compacted
     return False
 
 

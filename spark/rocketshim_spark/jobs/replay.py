@@ -16,14 +16,15 @@ from 0. They go to the retry topic of the group that failed, so only that group 
 executors: the rate is limited on purpose, and one transactional producer keeps the order of each partition.
 
 Why a dead letter is skipped is decided by the planner of `dlq plan` (`rocketshim_topics.redrive_plan`, with the list of
-reasons). A plan of this job does not ask for the existing topics, so `run` finds those that are missing
-(`no-topic:<name>`), and `beyond-max` means that `max_messages` are planned already.
+reasons). Without a connection, a plan does not know which topics exist and which are compacted, so `run` finds the dead
+letters that their targets do not take. `beyond-max` means that `max_messages` are planned already.
 
 A replay does not empty the dead-letter topic. `dlq-trend` counts a dead letter as replayed if it has a replay or a
 mark.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import cache, partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -123,6 +124,8 @@ def plan(
     chosen: DataFrame | None = None,
     settled: DataFrame | None = None,
     gaps: DataFrame | None = None,
+    existing: Container[str] | None = None,
+    is_compacted: Callable[[str], bool] = lambda _: False,
 ) -> DataFrame:
     """Return one row per chosen dead letter, with the action and its reason.
 
@@ -136,6 +139,8 @@ def plan(
         chosen: a frame with the `coordinates` of the chosen dead letters; None: all.
         settled: as `rocketshim_spark.redrive_marks.settled` returns it; None: no redrive log was landed.
         gaps: as `lake.read_gaps` returns them; None: nothing was deleted before it was landed.
+        existing: the topics that exist; None: not known, so every target may exist.
+        is_compacted: as for `Planner`; called once for a topic.
 
     Returns:
         redrive (id of the plan in the redrive log, a different one for each topic), replay_id, action (`send`, `skip`),
@@ -154,8 +159,15 @@ def plan(
     log = _landed_log(records, gaps, params.namespace)
     rows = _candidates(records, events, letters, settled).toLocalIterator()
     decided: list[_Decision] = []
+    new_planner = partial(
+        Planner,
+        rules=RedriveRules(namespace=params.namespace, to_source=params.to_source, max_replays=params.max_replays),
+        log=log,
+        topics=existing,
+        is_compacted=cache(is_compacted),
+    )
     for source, of_source in groupby(rows, lambda row: str(row.topic)):
-        decided += _decide(source, of_source, log, params)
+        decided += _decide(new_planner(source), Decoder(TopicNames(params.namespace), source), of_source)
     if params.max_messages is not None:
         decided = list(_limit(decided, params.max_messages))
     schema = "topic string, partition int, offset bigint, reason string, target string"
@@ -220,10 +232,8 @@ def _candidates(records: DataFrame, events: DataFrame, letters: DataFrame, settl
     return as_columns(records).join(facts, [*_POSITION]).orderBy(*_POSITION)
 
 
-def _decide(source: str, rows: Iterable[Row], log: RedriveLog, params: PlanParams) -> Iterator[_Decision]:
+def _decide(planner: Planner, decoder: Decoder, rows: Iterable[Row]) -> Iterator[_Decision]:
     """Decide about the chosen dead letters of one topic."""
-    rules = RedriveRules(namespace=params.namespace, to_source=params.to_source, max_replays=params.max_replays)
-    planner, decoder = Planner(source, rules, log, None), Decoder(TopicNames(params.namespace), source)
     for row in rows:
         letter = decoder.open(landed_record(row))
         if row.is_chosen:
@@ -231,6 +241,7 @@ def _decide(source: str, rows: Iterable[Row], log: RedriveLog, params: PlanParam
         else:
             planner.pass_over(letter.message, letter.envelope, known=row.known)
     made = planner.plan(cluster_id="", created_ms=0, choice={})
+    source = made.source
     yield from (_Decision(source, each.partition, each.offset, None, each.target) for each in made.letters)
     yield from (_Decision(source, each.partition, each.offset, each.reason, None) for each in made.held_back)
 
