@@ -272,6 +272,16 @@ def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
     assert read_gaps(spark, lake).count() == 3
 
 
+def started(name: str, lake: str, broker: Broker, *words: str) -> "subprocess.Popen[str]":
+    """`land` as a process that leads a group of its own, to which Java belongs too."""
+    command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]", *words]
+    return subprocess.Popen(
+        [sys.executable, "-m", "rocketshim", "spark", *command],
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_once(
     spark: SparkSession,
@@ -285,12 +295,7 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
     name = topic(partitions=3)
     produce(name, 3_000, partitions=3)
     begun = Path(lake, "topics", "_delta_log", f"{0:020}.json")  # the last step before the records
-    command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "rocketshim", "spark", *command],
-        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    with started(name, lake, broker) as process:
         deadline = time.monotonic() + 300.0
         while not begun.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -322,12 +327,7 @@ def test_a_followed_landing_lands_what_comes_until_a_signal_to_it_and_to_java(
     """A service manager signals all processes of a service, and a terminal all of its group."""
     name, landed = topic(partitions=3), []
     produce(name, 30, partitions=3)
-    command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]", "--follow"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "rocketshim", "spark", *command, "--every", "1s"],
-        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    with started(name, lake, broker, "--follow", "--every", "1s") as process:
         assert process.stdout is not None
         for expected in (30, 42):
             while sum(landed) < expected and (line := process.stdout.readline()):
