@@ -13,7 +13,8 @@ Records of 200 B (half of which a compressor can take away) with the six headers
 
 Each side is a process of its own, rounds are interleaved; the start of a session is not in the times. Spark is
 `local[2]` with a heap of `--heap`; memory is the peak of the process and its JVM together, looked at four times a
-second. `--data` keeps broker and topics, so that a later run need not produce them again.
+second. CPU seconds are those of the same processes: they tell more than times where others use the cores, too.
+`--data` keeps broker and topics, so that a later run need not produce them again.
 """
 
 import argparse
@@ -77,6 +78,13 @@ def filled(bootstrap: str, name: str, count: int) -> str:
     return topic
 
 
+def cpu_s() -> float:
+    """The CPU time so far of this process and its children, in seconds."""
+    me = psutil.Process()
+    used = [each.cpu_times() for each in [me, *me.children(recursive=True)]]
+    return float(sum(each.user + each.system for each in used))
+
+
 @contextmanager
 def peak_mib() -> Iterator[list[float]]:
     """The peak of this process and its children together."""
@@ -108,7 +116,7 @@ def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> S
     with peak_mib() as peak:
         spark = create(SessionSettings(master="local[2]", driver_memory=heap))
         spark.sparkContext.setLogLevel("ERROR")
-        began, lifecycles = time.monotonic(), 0
+        began, used_s, lifecycles = time.monotonic(), cpu_s(), 0
         if what == "parquet":
             frame = read_batch(spark, bootstrap, Cluster(bootstrap).bounds([topic]))
             frame.write.option("compression", "zstd").parquet(folder)
@@ -118,9 +126,9 @@ def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> S
         if what == "lineage":
             opened = open_lake(spark, folder)
             lifecycles = publish_lifecycles(opened).count()
-        seconds = time.monotonic() - began
+        seconds, used_s = time.monotonic() - began, cpu_s() - used_s
         spark.stop()
-    return {"lifecycles": lifecycles, "landed_s": landed_s, "seconds": seconds, "mib": peak[0]}
+    return {"lifecycles": lifecycles, "landed_s": landed_s, "seconds": seconds, "cpu_s": used_s, "mib": peak[0]}
 
 
 def by_python(bootstrap: str, topic: str, folder: str, *, collects: bool) -> Side:
@@ -131,7 +139,7 @@ def by_python(bootstrap: str, topic: str, folder: str, *, collects: bool) -> Sid
             {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False,
              "isolation.level": "read_committed", "fetch.queue.backoff.ms": 1, "queued.min.messages": 100_000}
         )  # fmt: skip
-        began = time.monotonic()
+        began, used_s = time.monotonic(), cpu_s()
         ends = [consumer.get_watermark_offsets(TopicPartition(topic, part))[1] for part in range(PARTITIONS)]
         consumer.assign([TopicPartition(topic, part, 0) for part in range(PARTITIONS)])
         left, found = sum(ends), defaultdict[str, list[Any]](list)
@@ -147,9 +155,9 @@ def by_python(bootstrap: str, topic: str, folder: str, *, collects: bool) -> Sid
         read_s = time.monotonic() - began
         lifecycles = (lifecycle(uid, topic, records) for uid, records in found.items())
         write(lifecycles, Path(folder))
-        seconds = time.monotonic() - began
+        seconds, used_s = time.monotonic() - began, cpu_s() - used_s
         consumer.close()
-    return {"lifecycles": len(found), "landed_s": read_s, "seconds": seconds, "mib": peak[0]}
+    return {"lifecycles": len(found), "landed_s": read_s, "seconds": seconds, "cpu_s": used_s, "mib": peak[0]}
 
 
 def lifecycle(uid: str, topic: str, records: list[Any]) -> tuple[Any, ...]:
@@ -206,6 +214,15 @@ def side(*words: str) -> Side:
     return found
 
 
+def cost(found: Side) -> str:
+    return f"{found['seconds']:.1f} s ({found['cpu_s']:.1f} CPU s, {found['mib']:,.0f} MiB)"
+
+
+def compare(what: str, pairs: list[tuple[Side, Side]]) -> None:
+    for name, unit in (("time", "seconds"), ("CPU", "cpu_s")):
+        print(f"{what}, {name}: {table.spread([one[unit] / other[unit] for one, other in pairs])}", flush=True)
+
+
 class Bench:
     """The rows, each with what it needs."""
 
@@ -221,16 +238,12 @@ class Bench:
         return found
 
     def parquet(self) -> None:
-        topic, ratios = filled(self.bootstrap, "even", self.given.large), []
+        topic, pairs = filled(self.bootstrap, "even", self.given.large), []
         for _ in range(self.given.rounds):
             plain, landed = self.run("parquet", topic), self.run("land", topic)
-            ratios.append(landed["seconds"] / plain["seconds"])
-            print(
-                f"plain Parquet {plain['seconds']:.1f} s ({plain['mib']:,.0f} MiB), "
-                f"land {landed['seconds']:.1f} s ({landed['mib']:,.0f} MiB)",
-                flush=True,
-            )
-        print(f"land of {self.given.large:,} against plain Parquet: {table.spread(ratios)}", flush=True)
+            pairs.append((landed, plain))
+            print(f"plain Parquet {cost(plain)}, land {cost(landed)}", flush=True)
+        compare(f"land of {self.given.large:,} against plain Parquet", pairs)
 
     def lineage(self) -> None:
         sizes = (self.given.small, self.given.large)
@@ -240,8 +253,10 @@ class Bench:
             for name, found in rates.items():
                 runs = [self.told(name, topic) for topic in topics]
                 assert [each["lifecycles"] for each in runs] == [*sizes]
-                found.append((sizes[1] - sizes[0]) / (runs[1]["seconds"] - runs[0]["seconds"]))
-                print(f"{name}: marginal {found[-1]:,.0f}/s", flush=True)
+                more = sizes[1] - sizes[0]
+                found.append(more / (runs[1]["seconds"] - runs[0]["seconds"]))
+                of_cpu = more / (runs[1]["cpu_s"] - runs[0]["cpu_s"])
+                print(f"{name}: marginal {found[-1]:,.0f}/s, {of_cpu:,.0f} per CPU second", flush=True)
         for rival in ("python", "python-without-gc"):
             ratios = [own / theirs for own, theirs in zip(rates["spark"], rates[rival], strict=True)]
             print(f"marginal rate of land + lineage against {rival}: {table.spread(ratios)}", flush=True)
@@ -249,8 +264,7 @@ class Bench:
     def told(self, name: str, topic: str) -> Side:
         found = self.run("lineage" if name == "spark" else name, topic)
         print(
-            f"{name}: {found['lifecycles']:,} lifecycles in {found['seconds']:.1f} s, "
-            f"all read after {found['landed_s']:.1f} s, peak {found['mib']:,.0f} MiB",
+            f"{name}: {found['lifecycles']:,} lifecycles in {cost(found)}, all read after {found['landed_s']:.1f} s",
             flush=True,
         )
         return found
@@ -265,24 +279,24 @@ class Bench:
     def again(self) -> None:
         more, grown = filled(self.bootstrap, "more", MORE), filled(self.bootstrap, "grown", self.given.large)
         self.run("land", grown, into="grown")
-        ratios = []
+        pairs = []
         for number in range(self.given.rounds):
             alone = self.run("land", more)
             fill(self.bootstrap, grown, MORE, start=self.given.large + number * MORE)
             again = self.run("land", grown, into="grown")
-            ratios.append(again["seconds"] / alone["seconds"])
-            print(f"alone {alone['seconds']:.1f} s, into the large lake {again['seconds']:.1f} s", flush=True)
-        print(f"{MORE:,} more into a lake of {self.given.large:,}, against alone: {table.spread(ratios)}", flush=True)
+            pairs.append((again, alone))
+            print(f"alone {cost(alone)}, into the large lake {cost(again)}", flush=True)
+        compare(f"{MORE:,} more into a lake of {self.given.large:,}, against alone", pairs)
 
     def skew(self) -> None:
         even, skewed = (filled(self.bootstrap, name, self.given.large) for name in ("even", "skewed"))
         for what in ("land", "lineage"):
-            ratios = []
+            pairs = []
             for _ in range(self.given.rounds):
                 first, second = self.run(what, even), self.run(what, skewed)
-                ratios.append(second["seconds"] / first["seconds"])
-                print(f"{what}: even {first['seconds']:.1f} s, skewed {second['seconds']:.1f} s", flush=True)
-            print(f"{what} of {self.given.large:,} in one partition, against even: {table.spread(ratios)}", flush=True)
+                pairs.append((second, first))
+                print(f"{what}: even {cost(first)}, skewed {cost(second)}", flush=True)
+            compare(f"{what} of {self.given.large:,} in one partition, against even", pairs)
 
 
 @contextmanager
