@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -115,17 +116,24 @@ def test_no_command_leaves_a_line_of_the_clients_on_the_terminal(broker: Broker,
         assert [line for line in lines if line.startswith("%")] == [], command
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_a_client_with_tls_is_told_that_a_broker_has_none(broker: Broker, pem: Path, start: str) -> None:
+def start_each(bootstrap: str, client: dict[str, str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Start each kind of client, all at the same time, since they mostly wait; its name, and what `run` returns."""
+    with ThreadPoolExecutor(len(STARTS)) as several:
+        ran = several.map(
+            lambda start: run(START.replace("{0}", start), bootstrap, json.dumps(client)), STARTS.values()
+        )
+        yield from ((name, *each) for name, each in zip(STARTS, ran, strict=True))
+
+
+def test_a_client_with_tls_is_told_that_a_broker_has_none(broker: Broker, pem: Path) -> None:
     client = {"security.protocol": "SSL", "ssl.ca.location": str(pem)}
-    out, err = run(START.replace("{0}", STARTS[start]), broker.bootstrap, json.dumps(client))
-    assert f"TLS handshake failed: does {broker.bootstrap} speak TLS? security.protocol=SSL" in out
-    assert err == []
+    for start, out, err in start_each(broker.bootstrap, client):
+        assert f"TLS handshake failed: does {broker.bootstrap} speak TLS? security.protocol=SSL" in out, start
+        assert err == [], start
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_a_client_without_tls_is_told_that_a_broker_may_expect_it(tls: str, start: str) -> None:
-    out, err = run(START.replace("{0}", STARTS[start]), tls, "{}")
-    assert f"{tls} closed the connection before it was used: does it expect TLS or SASL?" in out
-    assert "security.protocol=PLAINTEXT" in out
-    assert err == []
+def test_a_client_without_tls_is_told_that_a_broker_may_expect_it(tls: str) -> None:
+    for start, out, err in start_each(tls, {}):
+        assert f"{tls} closed the connection before it was used: does it expect TLS or SASL?" in out, start
+        assert "security.protocol=PLAINTEXT" in out, start
+        assert err == [], start
