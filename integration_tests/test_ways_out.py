@@ -123,17 +123,19 @@ class Place:
             worker.close()
 
     def running_worker(self) -> None:
-        """A worker that runs, or ends: its first try goes on after the fault was made."""
+        """A worker that runs, or ends: its first try goes on after the fault was made; the second has to deliver."""
         if not self.running:
+            self.send(delay="1s")
             self.running.append(patient_worker(self.bootstrap, self.namespace, "1s 2s"))
         worker = self.running.pop()
         assert isinstance(worker, DelayWorker)
         try:
             worker.start()
-            for _ in range(100):
+            for _ in range(240):
                 worker.step(500)
                 if worker.counts.delivered:
                     return
+            raise TimeoutError("the worker goes on and delivers nothing")
         finally:
             worker.close()
 
