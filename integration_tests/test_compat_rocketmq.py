@@ -176,7 +176,7 @@ def test_the_checker_decides_a_transaction_with_an_unknown_status(
         over.set()
         return ConsumeStatus.CONSUME_SUCCESS
 
-    producer = TransactionMQProducer(group(), checker, timeout=60_000, compress_level=1)
+    producer = TransactionMQProducer(group(), checker, timeout=15_000, compress_level=1)  # asked after 30 s
     consumer = PushConsumer(group())
     for each in (producer, consumer):
         each.set_name_server_address(broker.bootstrap)
