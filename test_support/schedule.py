@@ -1,4 +1,4 @@
-"""How `make test` divides the tests among its processes.
+"""How `make test` divides the tests among its processes, and which of them `make coverage` measures.
 
 Most tests wait, so the longest chain of tests in one process decides how long the run takes. The longest chains come
 first, and the unit tests, which wait for nothing, come last and fill up.
@@ -23,10 +23,20 @@ _LONG_TESTS = ("test_proof_chaos", "test_orderly_chaos", "test_spark_notebook", 
 _LONGEST_WITH_SPARK = "test_spark_jobs"
 """As long as all others of its folder with Spark, so it has a session of its own: with one for all they ended last."""
 
+_MEASURED = ("shim", "topics")
+"""Folders of unit tests; programs of the docs in them are not measured. A measured test takes three times as long."""
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest first."""
+    """Put the longest first; mark each unit test with its first parameters `measured`, but none of hypothesis."""
     items.sort(key=lambda item: _rank(_file(item.nodeid), config.rootpath))
+    seen = set[str]()
+    for item in items:
+        test, parts = item.nodeid.partition("[")[0], _file(item.nodeid).parts
+        is_first = test not in seen and not getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        seen.add(test)
+        if is_first and parts[0] in _MEASURED and "docs" not in parts:
+            item.add_marker("measured")
 
 
 @pytest.hookimpl(optionalhook=True)
