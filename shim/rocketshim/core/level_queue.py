@@ -62,7 +62,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from rocketshim.core.broker_clock import APPEND_TIME
 from rocketshim.core.offset_tracker import OffsetTracker, Run
 
-__all__ = ["Buffer", "Due", "LevelQueue", "QueueClock", "QueueLimits", "ScheduleRecord", "slowed"]
+__all__ = ["Buffer", "Due", "LevelQueue", "QueueClock", "ScheduleRecord", "slowed"]
 
 _NS: Final = 1_000_000
 _RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer, because clocks are slewed by at most 500 ppm
@@ -171,18 +171,6 @@ class ScheduleRecord(Protocol):
 RecordT = TypeVar("RecordT", bound=ScheduleRecord)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """How much of one partition waits at most: then fetching pauses."""
-
-    full_count: int = 1_000
-    full_bytes: int = 1_048_576
-
-    def __post_init__(self) -> None:
-        if self.full_count < 1 or self.full_bytes < 1:
-            raise ValueError(f"need full_count, full_bytes >= 1: {self}")
-
-
 @dataclass(slots=True)
 class Buffer:
     """The memory that all queues of a process share."""
@@ -236,15 +224,19 @@ class LevelQueue(Generic[RecordT]):
     """
 
     __slots__ = (
-        "_batches", "_buffer", "_bytes", "_clock", "_count", "_due_ns", "_is_dated", "_last_offset", "_next_ns",
-        "_retry", "_stale", "_tracker", "_unconfirmed_bytes", "_unconfirmed_ns", "delay_ms", "limits",
+        "_batches", "_buffer", "_bytes", "_clock", "_count", "_due_ns", "_full_bytes", "_full_count", "_is_dated",
+        "_last_offset", "_next_ns", "_retry", "_stale", "_tracker", "_unconfirmed_bytes", "_unconfirmed_ns", "delay_ms",
     )  # fmt: skip
 
-    def __init__(self, delay_ms: int, limits: QueueLimits | None = None, buffer: Buffer | None = None) -> None:
+    def __init__(
+        self, delay_ms: int, buffer: Buffer | None = None, *, full_count: int = 1_000, full_bytes: int = 1_048_576
+    ) -> None:
         if delay_ms < 0:
             raise ValueError(f"delay_ms={delay_ms}: a queue cannot wait a negative time")
+        if full_count < 1 or full_bytes < 1:
+            raise ValueError(f"need full_count={full_count}, full_bytes={full_bytes} >= 1")
         self.delay_ms = delay_ms
-        self.limits = limits or QueueLimits()
+        self._full_count, self._full_bytes = full_count, full_bytes
         self._buffer = buffer or Buffer()
         self._clock = QueueClock()
         self._tracker = OffsetTracker()
@@ -396,13 +388,13 @@ class LevelQueue(Generic[RecordT]):
     @property
     def full(self) -> bool:
         """Whether the queue buffers as much as its own limits allow."""
-        return self._count >= self.limits.full_count or self._bytes >= self.limits.full_bytes
+        return self._count >= self._full_count or self._bytes >= self._full_bytes
 
     @property
     def hungry(self) -> bool:
         """Whether the queue buffers so little that fetching should resume after a pause."""
-        limits, share = self.limits, _HUNGRY_SHARE
-        return self._count <= limits.full_count * share and self._bytes <= limits.full_bytes * share
+        share = _HUNGRY_SHARE
+        return self._count <= self._full_count * share and self._bytes <= self._full_bytes * share
 
     def pauses(self, now_ns: int) -> bool:
         """Return whether fetching should pause.
@@ -410,12 +402,12 @@ class LevelQueue(Generic[RecordT]):
         Decides: When does a worker pause a delay queue? When it is full, or has a twentieth of that and its head is due
             in more than 2 s. When all queues together are full (`Buffer`), each queue that has a record.
         """
-        count, limits = self._count, self.limits
+        count = self._count
         if not count:
             return self._buffer.is_full and bool(self._unconfirmed_ns)
-        if self._buffer.is_full or count >= limits.full_count or self._bytes >= limits.full_bytes:
+        if self._buffer.is_full or count >= self._full_count or self._bytes >= self._full_bytes:
             return True
-        is_enough = count * _FAR_SHARE >= limits.full_count or self._bytes * _FAR_SHARE >= limits.full_bytes
+        is_enough = count * _FAR_SHARE >= self._full_count or self._bytes * _FAR_SHARE >= self._full_bytes
         return is_enough and self._is_far(now_ns)
 
     def resumes(self, now_ns: int) -> bool:

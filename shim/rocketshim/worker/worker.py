@@ -35,7 +35,7 @@ from typing import Any, Final, Protocol
 from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.level_queue import Buffer, Due, LevelQueue, QueueLimits
+from rocketshim.core.level_queue import Buffer, Due, LevelQueue
 from rocketshim.errors import ConfigError, WorkerError
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_consumer, confluent_clients, unsubscribes
@@ -175,11 +175,12 @@ class DelayWorker:
             rules=rules,
             alarm=self._alarm,
         )
-        limits, buffer = QueueLimits(settings.prefetch_count, settings.prefetch_bytes), Buffer(settings.buffer_bytes)
+        limits = {"full_count": settings.prefetch_count, "full_bytes": settings.prefetch_bytes}
+        buffer = Buffer(settings.buffer_bytes)
         self._assignment = Assignment(
             names.schedule,
             settings.delay_levels,
-            lambda delay_ms: LevelQueue(delay_ms, limits, buffer),
+            lambda delay_ms: LevelQueue(delay_ms, buffer, **limits),
             leave=self._leave,
             gone=refusals.forget,
             own_timers=self._own_timers,

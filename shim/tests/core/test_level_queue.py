@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketshim.core.level_queue import Buffer, Due, LevelQueue, QueueLimits
+from rocketshim.core.level_queue import Buffer, Due, LevelQueue
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -68,7 +68,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
 
     @initialize(delay_ms=st.sampled_from([0, 1, 32, 1_000]))
     def begin(self, delay_ms: int) -> None:
-        self.queue: LevelQueue[Record] = LevelQueue(delay_ms, QueueLimits(full_count=8, full_bytes=20))
+        self.queue: LevelQueue[Record] = LevelQueue(delay_ms, full_count=8, full_bytes=20)
         self.delay_ms = delay_ms
         self.now_ns = 100 * S
         self.offered: dict[int, tuple[Record, int]] = {}  # offset -> record, first sight
@@ -414,17 +414,17 @@ def test_negative_delay_and_limits_without_a_gap_are_refused() -> None:
         LevelQueue(-1)
     for bad in ({"full_count": 0}, {"full_bytes": 0}):
         with pytest.raises(ValueError, match="need"):
-            QueueLimits(**bad)
+            LevelQueue(0, None, **bad)
 
 
 @given(
-    limits=st.builds(QueueLimits, st.integers(1, 20), st.integers(1, 20)),
+    limits=st.fixed_dictionaries({"full_count": st.integers(1, 20), "full_bytes": st.integers(1, 20)}),
     sizes=st.lists(st.integers(0, 8), max_size=60),
 )
 def test_fetching_pauses_and_resumes_without_flapping_and_never_gets_stuck(
-    limits: QueueLimits, sizes: list[int]
+    limits: dict[str, int], sizes: list[int]
 ) -> None:
-    queue: LevelQueue[Record] = LevelQueue(0, limits)
+    queue: LevelQueue[Record] = LevelQueue(0, None, **limits)
     for offset, size in enumerate(sizes):
         queue.offer([Record(offset, size=size)], S)
         assert not (queue.full and queue.hungry)
@@ -446,7 +446,7 @@ def test_fetching_pauses_and_resumes_without_flapping_and_never_gets_stuck(
 def test_queues_share_a_buffer_and_each_can_always_get_a_record(limit: int, steps: list[tuple[int, str, int]]) -> None:
     """The buffer counts what waits and what is in flight; a queue that has nothing never stays paused."""
     buffer = Buffer(limit)
-    queues: list[LevelQueue[Record]] = [LevelQueue(0, QueueLimits(100, 100), buffer) for _ in range(5)]
+    queues: list[LevelQueue[Record]] = [LevelQueue(0, buffer, full_count=100, full_bytes=100) for _ in range(5)]
     waiting: list[list[int]] = [[] for _ in queues]
     flying: list[list[tuple[Due[Record], int]]] = [[] for _ in queues]
     offset = 0
@@ -462,7 +462,11 @@ def test_queues_share_a_buffer_and_each_can_always_get_a_record(limit: int, step
             queue.confirmed(flying[number].pop(0)[0].run)
         elif act == "drop":
             queue.drop()
-            queues[number], waiting[number], flying[number] = LevelQueue(0, QueueLimits(100, 100), buffer), [], []
+            queues[number], waiting[number], flying[number] = (
+                LevelQueue(0, buffer, full_count=100, full_bytes=100),
+                [],
+                [],
+            )
         held = sum(map(sum, waiting)) + sum(each for taken in flying for _, each in taken)
         assert buffer.held_bytes == held
         for each, sizes, taken in zip(queues, waiting, flying, strict=True):
@@ -477,7 +481,7 @@ def test_queues_share_a_buffer_and_each_can_always_get_a_record(limit: int, step
 
 def test_a_run_that_failed_and_leaves_in_parts_gives_all_its_memory_back() -> None:
     buffer = Buffer()
-    queue: LevelQueue[Record] = LevelQueue(0, QueueLimits(100, 100), buffer)
+    queue: LevelQueue[Record] = LevelQueue(0, buffer, full_count=100, full_bytes=100)
     queue.offer([Record(offset, size=3) for offset in range(4)], S)
     due = queue.take(S)
     assert due is not None
@@ -492,7 +496,7 @@ def test_a_run_that_failed_and_leaves_in_parts_gives_all_its_memory_back() -> No
 
 def test_a_queue_whose_head_is_far_buffers_a_twentieth_by_number_and_by_bytes() -> None:
     for size, most in ((1, 5), (100, 1)):
-        queue: LevelQueue[Record] = LevelQueue(60_000, QueueLimits(100, 2_000))
+        queue: LevelQueue[Record] = LevelQueue(60_000, full_count=100, full_bytes=2_000)
         queue.probed(0, 1_000, S)  # the leader's clock shows 1 s now
         for offset in range(1, most + 1):
             assert not queue.pauses(S)
@@ -542,7 +546,7 @@ class Scenario:
     per_second: float = 2.0
     worker_drift_ppm: int = 0
     longest_fetch_ns: int = 8 * MS
-    limits: QueueLimits = field(default_factory=QueueLimits)
+    full_count: int = 1_000
     fetch_count: int = 1_000
     lost_probes: float = 0.0
 
@@ -627,7 +631,9 @@ class Simulation:
     def start(self, t: int) -> None:
         self.life += 1
         self.up = True
-        self.queues = [LevelQueue(delay_ms, self.scenario.limits) for delay_ms in self.scenario.delays_ms]
+        self.queues = [
+            LevelQueue(delay_ms, full_count=self.scenario.full_count) for delay_ms in self.scenario.delays_ms
+        ]
         self.fetched = list(self.committed)
         self.paused = [False] * len(self.queues)
         self.wake_at = None
@@ -800,7 +806,7 @@ def test_with_steady_clocks_no_record_is_early_and_few_are_late_even_after_a_res
 def test_more_records_than_fit_into_memory_leave_in_time(seed: int) -> None:
     """Records wait in the log while the queue is full; probes date those that arrive late."""
     scenario = Scenario(
-        seed, [1_000], [Leader(0, 20, [])], per_second=400, horizon_ns=10 * S, limits=QueueLimits(100), fetch_count=40
+        seed, [1_000], [Leader(0, 20, [])], per_second=400, horizon_ns=10 * S, full_count=100, fetch_count=40
     )
     simulation = Simulation(scenario).run()
     check_always(simulation)
