@@ -21,7 +21,7 @@ from proof.simulate.virtual_time import virtual_time
 from proof.simulate.world import FORMER_TOPIC, GROUP, NAMES, World
 
 if TYPE_CHECKING:
-    from rocketshim.testing.faults import CommitFault, ProduceFault, TransactionFault
+    from rocketshim.testing.faults import CallFault, ProduceFault
 
 __all__ = ["Outcome", "simulate"]
 
@@ -270,8 +270,8 @@ class Simulation:
     def _note_wrong_answers(self) -> None:
         """Record a fault when a wrong answer was given: that may be long after it was ordered."""
         faults = self.world.kafka._broker.faults  # noqa: SLF001
-        ordered: list[ProduceFault | CommitFault | TransactionFault]
-        ordered = [*faults.produce, *faults.commits, *faults.transactions]
+        ordered: list[ProduceFault | CallFault]
+        ordered = [*faults.produce, *faults.calls]
         left = sum(each.remaining_count for each in ordered)
         if left < self._wrong_answers:
             self.world.fault("wrong-answer", "cluster", self.world.event_ns())

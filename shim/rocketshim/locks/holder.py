@@ -8,7 +8,7 @@ a former lease (`release`, `progress`) are late, not wrong, and are ignored
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, TypedDict
+from typing import Any, Final
 
 from rocketshim.locks.fold import Folded, GroupLog, LeaseEffect, LeaseOutcome, Owner
 from rocketshim.locks.lease import (
@@ -173,13 +173,6 @@ def _has_done(command: CommandRecord, before: ReconsumeCounts, now: ReconsumeCou
     """Return whether the failed attempts of a message show that a command for it was obeyed, or is too late."""
     was, is_now = (dict(counts).get(command.offset, 0) for counts in (before, now))
     return was != is_now and (is_now == 0 or command.do is QueueCommand.TRY_NOW)
-
-
-class _Stamp(TypedDict):
-    client_id: str
-    incarnation: str
-    seq: int
-    lease_ms: int
 
 
 class QueueLockHolder:
@@ -606,7 +599,7 @@ class QueueLockHolder:
 
     # --- inside: records ----------------------------------------------------------------------------------------
 
-    def _stamp(self) -> _Stamp:
+    def _stamp(self) -> dict[str, Any]:
         """Return the fields that every record has; use the next sequence number."""
         self._seq += 1
         return {

@@ -316,8 +316,8 @@ class InMemoryBroker:
             return kafka_error(Code.NO_OFFSET, doing)
         if self.faults.is_broker_down:
             return kafka_error(Code.WAIT_COORD, doing)
-        fault = self.faults.take_commit(group_id)
-        if fault is not None and not fault.is_stored:
+        fault = self.faults.take_call(group_id, "commit")
+        if fault is not None and not fault.is_applied:
             return fault.error
         code = self.group(group_id).check_commit(member_id, generation)
         if code is not None:

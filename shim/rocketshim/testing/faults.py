@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaError
 
-__all__ = ["CommitFault", "Faults", "ProduceFault", "Scope", "TransactionFault"]
+__all__ = ["CallFault", "Faults", "ProduceFault", "Scope"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +47,17 @@ class ProduceFault:
 
 
 @dataclass(slots=True)
-class CommitFault:
-    """The next `remaining_count` offset commits of `group_id` fail."""
+class CallFault:
+    """The next `remaining_count` calls named `call` of a group or of a transactional id fail; `commit` of a group."""
 
-    group_id: str | None
-    error: KafkaError
-    remaining_count: int
-    is_stored: bool
-
-
-@dataclass(slots=True)
-class TransactionFault:
-    """The next `remaining_count` transaction calls named `call` of `transactional_id` fail."""
-
-    transactional_id: str | None
+    caller: str | None
     call: str
     error: KafkaError
     remaining_count: int
     is_applied: bool
 
 
-_Fault = TypeVar("_Fault", ProduceFault, CommitFault, TransactionFault)
+_Fault = TypeVar("_Fault", ProduceFault, CallFault)
 
 
 @dataclass(slots=True)
@@ -75,8 +65,7 @@ class Faults:
     """All active faults."""
 
     produce: list[ProduceFault] = field(default_factory=list)
-    commits: list[CommitFault] = field(default_factory=list)
-    transactions: list[TransactionFault] = field(default_factory=list)
+    calls: list[CallFault] = field(default_factory=list)
     held_sends: list[Scope] = field(default_factory=list)
     held_reports: list[Scope] = field(default_factory=list)
     denied_writes: set[str] = field(default_factory=set)
@@ -87,14 +76,9 @@ class Faults:
         """Return the fault for this send and count it down; None if there is none."""
         return _taken(self.produce, lambda x: x.is_synchronous == is_synchronous and x.scope.covers(topic, partition))
 
-    def take_commit(self, group_id: str) -> CommitFault | None:
-        """Return the fault for this commit and count it down; None if there is none."""
-        return _taken(self.commits, lambda fault: fault.group_id in {None, group_id})
-
-    def take_transaction(self, transactional_id: str, call: str) -> TransactionFault | None:
-        """Return the fault for this transaction call and count it down; None if there is none."""
-        ids = {None, transactional_id}
-        return _taken(self.transactions, lambda fault: fault.call == call and fault.transactional_id in ids)
+    def take_call(self, caller: str, call: str) -> CallFault | None:
+        """Return the fault for a call of a group or transactional id and count it down; None if there is none."""
+        return _taken(self.calls, lambda fault: fault.call == call and fault.caller in {None, caller})
 
     def send_is_held(self, topic: str, partition: int) -> bool:
         """Return whether sends to this partition are delayed."""

@@ -22,7 +22,7 @@ from rocketshim.testing.broker import CommitRecord, InMemoryBroker, Topic
 from rocketshim.testing.client_settings import ConsumerSettings, ProducerSettings
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.consumer import InMemoryConsumer
-from rocketshim.testing.faults import CommitFault, ProduceFault, Scope, TransactionFault
+from rocketshim.testing.faults import CallFault, ProduceFault, Scope
 from rocketshim.testing.fetching import as_message
 from rocketshim.testing.outgoing import to_headers, to_payload
 from rocketshim.testing.partition_log import PartitionLog
@@ -351,7 +351,7 @@ class InMemoryKafka:
     ) -> None:
         """Make the next `count` commits of a group (None: any) fail; with `stored` the offsets are stored anyway."""
         with self._broker.lock:
-            self._broker.faults.commits.append(CommitFault(group, error, count, is_stored=stored))
+            self._broker.faults.calls.append(CallFault(group, "commit", error, count, is_applied=stored))
 
     def fail_transaction(
         self,
@@ -372,9 +372,7 @@ class InMemoryKafka:
             applied: whether the call takes effect although it fails (an uncertain outcome); for commit and abort only.
         """
         with self._broker.lock:
-            self._broker.faults.transactions.append(
-                TransactionFault(transactional_id, call, error, count, is_applied=applied)
-            )
+            self._broker.faults.calls.append(CallFault(transactional_id, call, error, count, is_applied=applied))
 
     def deny(self, topic: str, *, write: bool = True, read: bool = True) -> None:
         """Deny writes to a topic, reads of it, or both, until `allow`."""

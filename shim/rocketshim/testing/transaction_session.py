@@ -134,7 +134,7 @@ class TransactionSession:
 
     def raise_ordered(self, call: str) -> KafkaError | None:
         """Raise the error that a test has ordered for a call; return it if the call takes effect nevertheless."""
-        fault = self._broker.faults.take_transaction(self.name or "", call)
+        fault = self._broker.faults.take_call(self.name or "", call)
         if fault is None or fault.is_applied:
             return None if fault is None else fault.error
         if fault.error.fatal():
