@@ -118,17 +118,23 @@ class WorkerWatch:
         self._asked_ms: int | None = None
         self._logged_ms = -_AGAIN_MS
         self._doubts = 0
-        self._turning = threading.Lock()  # while one thread has it, the others pass by
+        self._turning = threading.RLock()  # while one thread has it, the others pass by; a log handler may call back
 
     def turn(self, now_ms: int) -> None:
         """Ask, or take an answer, if it is time to."""
-        if (self._next_ms is None or now_ms >= self._next_ms) and self._turning.acquire(blocking=False):
+        if self._is_due(now_ms) and self._turning.acquire(blocking=False):
             try:
-                self._turn(now_ms)
+                is_to_be_logged = self._is_due(now_ms) and self._turn(now_ms)
             finally:
                 self._turning.release()
+            if is_to_be_logged:
+                self._log()
 
-    def _turn(self, now_ms: int) -> None:
+    def _is_due(self, now_ms: int) -> bool:
+        return self._next_ms is None or now_ms >= self._next_ms
+
+    def _turn(self, now_ms: int) -> bool:
+        """Ask, or take an answer; return whether it is to be logged that no worker runs."""
         asked_ms = self._asked_ms = now_ms if self._asked_ms is None else self._asked_ms
         try:
             found = self._question.answer(now_ms)
@@ -136,16 +142,17 @@ class WorkerWatch:
             found, asked_ms = None, now_ms - _ANSWER_MS
         if found is None and now_ms - asked_ms < _ANSWER_MS:
             self._next_ms = now_ms + _INTERVAL_MS
-            return
+            return False
         self._question.drop_client()
         self._asked_ms = None
         self._doubts = self._doubts + 1 if found is not None and not found.members else 0
         self.is_missing = self._doubts > 1
         waits_ms = {0: _AGAIN_MS, 1: _SURE_MS}.get(self._doubts, _MISSING_AGAIN_MS)
         self._next_ms = now_ms + waits_ms
-        if self.is_missing and now_ms - self._logged_ms >= _AGAIN_MS:
+        is_to_be_logged = self.is_missing and now_ms - self._logged_ms >= _AGAIN_MS
+        if is_to_be_logged:
             self._logged_ms = now_ms
-            self._log()
+        return is_to_be_logged
 
     def close(self) -> None:
         """Drop the client of an open question; the next turn asks again."""

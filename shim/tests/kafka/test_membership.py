@@ -1,6 +1,7 @@
 """A coordinator is asked about its group by a client that is dropped, whatever it answers."""
 
 import gc
+import threading
 import weakref
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -85,6 +86,31 @@ def test_a_missing_worker_is_logged_after_five_seconds_and_every_ten_minutes() -
     here.pass_time(1_340_000)
     assert not here.watch.is_missing
     assert here.asked.dropped == here.asked.times, "each answer ends its client"
+
+
+def test_a_log_handler_may_close_the_watch_that_logs() -> None:
+    here = Watched()
+    here.asked.given = group()
+    here.watch._log = lambda: (here.logged.append(here.now_ms), here.watch.close())  # type: ignore[assignment, return-value]
+    here.pass_time(6_000)
+    assert here.logged == [5_000]
+
+
+def test_a_thread_passes_by_while_another_one_turns_the_watch() -> None:
+    here = Watched()
+    here.asked.given = group("a worker")
+    answer, others = here.asked.answer, [threading.Thread(target=here.watch.turn, args=(0,))]
+
+    def answered_late(now_ms: int) -> Any:
+        if others:
+            other = others.pop()
+            other.start()
+            other.join()
+        return answer(now_ms)
+
+    here.asked.answer = answered_late  # type: ignore[method-assign]
+    here.watch.turn(0)
+    assert (here.asked.times, others) == (1, [])
 
 
 def test_a_worker_that_runs_is_asked_for_every_ten_minutes_only() -> None:
