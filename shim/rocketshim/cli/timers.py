@@ -186,13 +186,13 @@ def apply_(
     """
     from rocketshim.cli.timers_file import planned, read_declarations  # noqa: PLC0415 - it imports pydantic
 
-    declared = read_declarations(file, at.names)
+    declared, topics = read_declarations(file, at.names)
     with at.reader() as reader:
-        for topic in sorted(declared.topics):
+        for topic in sorted(topics):
             physical = at.names.physical(topic)
             way_out = f"nothing was sent; to create it: {init_command(physical)}"
             require_topic(reader, physical, f"there is no topic {physical}; {way_out}")
-        pending = read_recurring(reader, at.names, declared.topics, declared.messages, counting)
+        pending = read_recurring(reader, at.names, topics, declared, counting)
     steps = planned(declared, pending, at.names, time.time_ns() // 1_000_000, remove_others=remove_others)
     sends = {f"{each.topic}/{each.name}": ("message", each.send) for each in steps if each.changes}
     stored = {} if dry_run else _stored(at, sends)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rocketshim.producer.producer import Producer
     from rocketshim.producer.result import SendResult
 
-__all__ = ["Declarations", "Step", "planned", "read_declarations"]
+__all__ = ["Step", "planned", "read_declarations"]
 
 _HEADING: Final = re.compile(r"^\s*\[\[\s*message\s*\]\]", re.MULTILINE)
 
@@ -74,14 +74,6 @@ class _File(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Declarations:
-    """What a file declares: its messages by topic and name, and the topics whose recurring messages it owns."""
-
-    messages: Mapping[tuple[str, str], Message]
-    topics: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """What becomes of a name."""
 
@@ -105,8 +97,8 @@ class Step:
         return producer.send(self.message, timeout_s=30.0)
 
 
-def read_declarations(path: Path, names: TopicNames) -> Declarations:
-    """Return what a file declares.
+def read_declarations(path: Path, names: TopicNames) -> tuple[dict[tuple[str, str], Message], frozenset[str]]:
+    """Return the messages that a file declares, by topic and name, and the topics whose recurring messages it owns.
 
     Raises:
         ConfigError: the file cannot be read, or is not legal as a whole. The text names each entry, with its line.
@@ -136,11 +128,11 @@ def read_declarations(path: Path, names: TopicNames) -> Declarations:
             problems.append(f"{_entry(number, text, given)}: {error}")
     if problems:
         raise ConfigError(f"{path}: {'; '.join(problems)}. Nothing was sent")
-    return Declarations(messages, frozenset([*file.topics, *(topic for topic, _ in messages)]))
+    return messages, frozenset([*file.topics, *(topic for topic, _ in messages)])
 
 
 def planned(
-    declared: Declarations,
+    declared: Mapping[tuple[str, str], Message],
     pending: Mapping[tuple[str, str], tuple[PendingTimer, Any]],
     names: TopicNames,
     now_ms: int,
@@ -149,7 +141,7 @@ def planned(
 ) -> list[Step]:
     """Return the steps that make the pending messages those of the file. `pending` is from `read_recurring`."""
     steps = []
-    for (topic, name), message in declared.messages.items():
+    for (topic, name), message in declared.items():
         state, record = pending.get((topic, name), (None, None))
         wanted = _wanted(message, names)
         found = (
@@ -165,7 +157,7 @@ def planned(
         else:
             steps.append(Step("unchanged", topic, name, None, _recurs(wanted), state.due_ms))
     for (topic, name), (state, record) in sorted(pending.items()):
-        if (topic, name) not in declared.messages:
+        if (topic, name) not in declared:
             found = {} if record is None else _content(None, None, decode(read_headers(record), trusted=True))
             action: Literal["remove", "not in the file"] = "remove" if remove_others else "not in the file"
             next_ms = None if remove_others else state.due_ms

@@ -9,7 +9,7 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -28,7 +28,7 @@ from rocketshim_topics.group_log import GroupRecord, encode_group_record
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import MISSING
 
-__all__ = ["Beginning", "LogReader", "LogWriter", "log_reader_config", "token_floor"]
+__all__ = ["LogReader", "LogWriter", "log_reader_config", "token_floor"]
 
 _LOG = safe_logger("rocketshim.group")
 _READ_COUNT: Final = 1_000
@@ -40,14 +40,6 @@ _TIMES_LONGER: Final = 4  # a check may take than the one before
 _FLUSH_S: Final = 1.0
 _RENEWAL_MS: Final = 1_000
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-
-
-class Beginning(NamedTuple):
-    """Where reading begins: the first offset of the log, its end at that time, and the token floor of the commits."""
-
-    low: int
-    high: int
-    token_floor: int | None
 
 
 def log_reader_config(settings: ConnectionSettings, group: str) -> dict[str, Any]:
@@ -124,8 +116,11 @@ class LogReader:
         """Make the consumer, without network calls."""
         self._consumer = self._make_consumer()
 
-    def begin(self) -> Beginning | None:
-        """Read from the log's first record on; None: the cluster does not answer now."""
+    def begin(self) -> tuple[int, int, int | None] | None:
+        """Read from the log's first record on; None: the cluster does not answer now.
+
+        Return the first offset of the log, its end, and the token floor of the commits.
+        """
         consumer = self._client()
         try:
             consumer.unassign()  # after a lost log: a look-up waits behind each fetch that the broker delays
@@ -136,7 +131,7 @@ class LogReader:
         except KafkaException as error:
             _LOG.warning("group.log-unreachable", extra={"topic": self.topic, "error": str(error)})
             return None
-        return Beginning(low, high, floor)
+        return low, high, floor
 
     def read(self, wait_s: float) -> list[Any]:
         """Return the records that have arrived; wait for the first one for this time in seconds."""

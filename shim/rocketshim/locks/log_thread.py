@@ -300,10 +300,11 @@ class GroupLogThread:
         beginning = self._reader.begin()
         if beginning is None:
             return
-        self._log = GroupLog(beginning.low)
+        low, high, floor = beginning
+        self._log = GroupLog(low)
         self._is_reading = True
         self._check_at_ms = self._now_ms() + self._settings.heartbeat_every_ms
-        self._perform(self._holder.begin(beginning.high, self._now_ms(), beginning.token_floor))
+        self._perform(self._holder.begin(high, self._now_ms(), floor))
         self._tick()
 
     def _fold(self, message: Any) -> None:
