@@ -23,6 +23,7 @@ from rocketshim.kafka.client_config import PROTECTED_CONSUMER, for_reading, merg
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import ANSWER_S, AnswerT, ask_patiently, check_answers, in_parts, partition_bounds
 from rocketshim.kafka.positions import group_positions
+from rocketshim.kafka.queue_lookup import no_such_topics
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.limits import INT_MAX
@@ -385,8 +386,7 @@ class TopicReader:
         known = self.topics()
         missing = [topic for topic in topics if not known.get(topic)]
         if missing:
-            commands = "; ".join(dict.fromkeys(map(init_command, missing)))
-            raise TopicMissingError(f"missing: {', '.join(missing)}; create with: {commands}. {OR_HIDDEN}")
+            raise no_such_topics(missing)
         return self.bounds_of_all(
             [TopicPartitionKey(topic, number) for topic in topics for number in range(known[topic])]
         )
