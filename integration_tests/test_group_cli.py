@@ -94,7 +94,7 @@ def test_lag_is_shown_by_partition_with_what_retention_took(
     assert main(["group", "lag", members, *there, "--json"]) == 2
     shown, error = capsys.readouterr()
     assert (json.loads(shown)["lag"][0]["lost"], json.loads(shown)["lag"][0]["behind"]) == (1, 2)
-    assert "retention deleted 1 offsets" in error
+    assert "retention deleted 1 offset before" in error
 
 
 def test_counting_reads_records_and_not_offsets(

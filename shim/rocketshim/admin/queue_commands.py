@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rocketshim.admin.group_log_snapshot import GroupLogReader, GroupLogStanding
-from rocketshim.admin.record_view import count_text
-from rocketshim.core.user_values import one_line
+from rocketshim.core.user_values import count_text, one_line
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.reports import store_command
 from rocketshim.settings import ConnectionSettings

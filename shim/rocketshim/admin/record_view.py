@@ -26,7 +26,7 @@ from rocketshim_topics.wire import (
     read_headers,
 )
 
-__all__ = ["RecordView", "count_text", "time_text"]
+__all__ = ["RecordView", "time_text"]
 
 _MAX_CHARS: Final = 200
 _KEPT: Final = (UNIQ_KEY, HOP_ID, PARK_REASON, PARK_FROM, REAL_TOPIC)
@@ -43,11 +43,6 @@ def time_text(at_ms: int | None) -> str:
         return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     except (ValueError, OverflowError, OSError):
         return f"{at_ms} ms after 1970"
-
-
-def count_text(count: int, noun: str) -> str:
-    """Return a number of things for a person: `1 dead letter`, `2 dead letters`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True, slots=True)

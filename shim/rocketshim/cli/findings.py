@@ -21,7 +21,8 @@ def show_findings(found: Iterable[Finding]) -> None:
         head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
         head.append(one_line(f"{finding.check}  {finding.subject}"), style="bold")
         out.print(head, soft_wrap=True)
-        for label, text in (("", finding.what), ("costs", finding.cost), ("fix", finding.fix)):
+        steps = [("" if number else "fix", step) for number, step in enumerate(finding.fix.split("; "))]
+        for label, text in (("", finding.what), ("costs", finding.cost), *steps):
             out.print(Text(one_line(f"  {label:6}{text}")), soft_wrap=True)
 
 

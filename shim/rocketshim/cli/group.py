@@ -14,7 +14,6 @@ from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, rel
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
 from rocketshim.admin.member_view import member_views
 from rocketshim.admin.queue_commands import command_owner, store_group_record
-from rocketshim.admin.record_view import count_text
 from rocketshim.admin.redrive import whoami
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
@@ -22,6 +21,7 @@ from rocketshim.cli.completion import GroupName, complete_topic
 from rocketshim.cli.options import Connected, Connection, Json, Quiet, output, seconds
 from rocketshim.cli.records import echo_safe, split_partition
 from rocketshim.cli.table import show_table
+from rocketshim.core.user_values import count_text
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader, count
@@ -116,8 +116,8 @@ def lag(
 
 def _lag_findings(rows: list[dict[str, Any]], max_lag: int | None, *, counted: str) -> list[str]:
     found = [
-        f"{row['topic']}/{row['partition']}: retention deleted {row['lost']} offsets before the group read them; "
-        "messages may be lost"
+        f"{row['topic']}/{row['partition']}: retention deleted {count_text(row['lost'], 'offset')} before the group "
+        "read them; messages may be lost"
         for row in rows
         if row["lost"]
     ]

@@ -10,10 +10,10 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console
 
-from rocketshim.admin.record_view import RecordView, count_text, time_text
+from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.statistics import CauseCount
 from rocketshim.cli.table import show_table
-from rocketshim.core.user_values import one_line, printable_lines
+from rocketshim.core.user_values import count_text, one_line, printable_lines
 from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.record_view import count_text
 from rocketshim.admin.redrive import planned_redriver
 from rocketshim.admin.redrive_planning import make_plan, read_plan
 from rocketshim.cli.app import FINDING
@@ -26,6 +25,7 @@ from rocketshim.cli.options import AtBrokers, Connected, Connection, DryRun, Jso
 from rocketshim.cli.records import counting, echo_safe
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.core.user_values import count_text
 from rocketshim.errors import ConfigError
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import typer
 
-from rocketshim.admin.record_view import count_text, time_text
+from rocketshim.admin.record_view import time_text
 from rocketshim.admin.timer_view import FoundTimer, from_now, utc_text
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Json, selection
@@ -16,6 +16,7 @@ from rocketshim.cli.records import show_rows
 from rocketshim.cli.timers import Apply, OfTopic, Topic, run_command, show_history, stored_timers
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate
+from rocketshim.core.user_values import count_text
 from rocketshim.errors import ConfigError
 from rocketshim_topics.hops import MOST_CHECKS
 

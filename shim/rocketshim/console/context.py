@@ -19,12 +19,12 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from rocketshim.admin.record_view import count_text, time_text
+from rocketshim.admin.record_view import time_text
 from rocketshim.console.people import Person
 from rocketshim.console.reading import ReadLimits
 from rocketshim.console.runs import PlanFiles, Runs
 from rocketshim.console.settings import ConsoleSettings
-from rocketshim.core.user_values import printable_lines
+from rocketshim.core.user_values import count_text, printable_lines
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import LITTLE_AHEAD, TopicReader
 from rocketshim.observe.look_up import OffsetLookup

@@ -20,6 +20,7 @@ __all__ = [
     "call_problem",
     "check_hook",
     "class_name",
+    "count_text",
     "one_line",
     "printable_lines",
     "safe_text",
@@ -29,6 +30,11 @@ __all__ = [
 
 _MAX_SHOWN_CHARS: Final = 4_096  # a record stores 1 KiB, and a log line needs no more
 _QUALNAME: Final = type.__dict__["__qualname__"]
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number of things for a person: `1 dead letter`, `2 dead letters`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def safe_text(value: object, how: Callable[[Any], str] = str) -> str:

@@ -11,6 +11,7 @@ A consumer that its own program has suspended tells the cluster nothing, so its 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from rocketshim.core.user_values import count_text
 from rocketshim.observe.finding import Finding, Installation, Severity
 from rocketshim.observe.snapshot import FailingMessage, GroupStanding, Snapshot
 from rocketshim_topics.durations import duration_text
@@ -53,7 +54,9 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
             "worker-missing",
             Severity.ERROR if waiting else Severity.NOTE,
             group,
-            f"no worker is running, and {waiting} offsets wait" if waiting else "no worker is running; nothing waits",
+            f"no worker is running, and {count_text(waiting, 'offset')} wait"
+            if waiting
+            else "no worker is running; nothing waits",
             f"delayed and retried messages are not delivered ({oldest})" if waiting else "retries and delays will wait",
             at.worker_command,
             look.at_ms - late_ms if late_ms else None,
@@ -108,7 +111,7 @@ def _missing_targets(at: Installation, look: Snapshot) -> Iterator[Finding]:
             "target-missing",
             Severity.WARNING,
             each.topic,
-            f"the topic does not exist, and at least {each.count} waiting messages go to it{due}",
+            f"the topic does not exist, and waiting messages go to it, {each.count} at least{due}",
             "the worker parks them half a minute after they are due, unless the brokers create topics themselves",
             at.command("init", "--topic", each.topic),
         )
@@ -127,10 +130,10 @@ def _blocked(at: Installation, look: Snapshot) -> Iterator[Finding]:
             "queue-blocked",
             Severity.ERROR,
             f"{each.group} on {each.topic}/{each.partition}",
-            f"{each.record} has failed {each.attempts} times{since}{cause}",
-            f"the messages behind it wait, or those with its key: {behind} offsets",
-            f"look at it: {at.command('trace', each.record)}; correct the cause, and the queue goes on, soonest with: "
-            f"{_command(at, 'try-now', each)}; or make the message a dead letter, and the queue goes on: "
+            f"{each.record} has failed {count_text(each.attempts, 'time')}{since}{cause}",
+            f"the messages behind it wait, or those with its key: {count_text(behind, 'offset')}",
+            f"look at it: {at.command('topic', 'show', each.record)}; correct the cause, and the queue goes on, "
+            f"soonest with: {_command(at, 'try-now', each)}; or make the message a dead letter, and the queue goes on: "
             f"{_command(at, 'dead-letter', each)}",
             each.since_ms,
         )
@@ -144,25 +147,29 @@ def _dead(at: Installation, look: Snapshot) -> Iterator[Finding]:
                 "dead-letters-rising",
                 Severity.WARNING,
                 each.group,
-                f"{each.new} new dead letters within 15 minutes ({each.recent} within 24 h){cause}",
+                f"{count_text(each.new, 'new dead letter')} within 15 minutes ({each.recent} within 24 h){cause}",
                 "these messages were not handled",
                 at.command("dlq", "stats", "--group", each.group, "--since", "15m"),
             )
 
 
 def _behind(at: Installation, look: Snapshot) -> Iterator[Finding]:
-    """Find groups that do not read what is there, or not fast enough."""
+    """Find groups that do not read what is there, or not fast enough; not those that only a found message blocks."""
+    blocked = {(each.group, each.topic, each.partition) for each in look.failing if each.attempts >= _BLOCKED_FROM}
     for group in look.groups:
         since_ms = group.first_unread_ms
         age_ms = 0 if since_ms is None else look.at_ms - since_ms
         earlier = None if look.earlier is None else look.earlier.behind.get(group.group)
         growth = None if earlier is None else group.behind - earlier
         is_away = group.members == () and not look.log_members.get(group.group)
+        unread = [each for each in group.partitions if each.first_unread_ms is not None]
+        if not is_away and all((group.group, each.topic, each.partition) in blocked for each in unread):
+            continue
         if age_ms < _BEHIND_MS or not (is_away or age_ms >= _LONG_BEHIND_MS or (growth or 0) > 0):
             continue
         trend = "" if growth is None else ", and growing" if growth > 0 else ", and shrinking" if growth < 0 else ""
-        unread = [topic for topic, part in group.topics().items() if part.first_unread_ms is not None]
-        what = f"{group.behind} offsets of {', '.join(unread)} are unread, the oldest for {_text(age_ms)}{trend}"
+        topics = ", ".join(dict.fromkeys(each.topic for each in unread))
+        what = f"{count_text(group.behind, 'unread offset')} of {topics}, the oldest for {_text(age_ms)}{trend}"
         if is_away:
             what = f"no consumer of the group is running; {what}"
             cost = "nobody handles these messages, and retention eventually deletes them"
@@ -183,7 +190,7 @@ def _lost(at: Installation, look: Snapshot) -> Iterator[Finding]:
                 "retention-overtook",
                 Severity.ERROR,
                 topic,
-                f"retention deleted {lost} offsets that no worker had read",
+                f"retention deleted {count_text(lost, 'offset')} that no worker had read",
                 "messages among them are lost; there may be none, if all had been delivered and a transaction ended "
                 "then",
                 f"raise retention.ms above the longest outage: {at.keep_longer(topic)}",
@@ -195,7 +202,7 @@ def _lost(at: Installation, look: Snapshot) -> Iterator[Finding]:
                     "retention-overtook",
                     Severity.ERROR,
                     f"{group.group} on {each.topic}/{each.partition}",
-                    f"retention deleted {each.lost} offsets that the group had not read",
+                    f"retention deleted {count_text(each.lost, 'offset')} that the group had not read",
                     "messages among them are lost; there may be none, only markers and aborted records of "
                     "transactions: rocketshim's consumers pass these, those of other libraries may not",
                     f"consume faster, or raise the retention: {at.keep_longer(each.topic)}",
@@ -209,7 +216,7 @@ def _unknown(at: Installation, look: Snapshot) -> Iterator[Finding]:
             "not-looked-at",
             Severity.NOTE,
             ", ".join(map(str, look.unknown[:3])),
-            f"the leaders of {len(look.unknown)} partitions do not answer",
+            f"the leaders of {count_text(len(look.unknown), 'partition')} do not answer",
             "what waits there is missing in this report",
             at.command("doctor"),
         )

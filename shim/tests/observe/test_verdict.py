@@ -80,7 +80,7 @@ BROKEN: list[tuple[str, Severity, str, dict[str, Any]]] = [
      {"failing": (replace(POISON, cause=None, since_ms=None),)}),
     ("dead-letters-rising", Severity.WARNING, "15 minutes (3 within 24 h), lately most by E: f",
      {"dead": (TopicSnapshot("rmq.dlq.pay", "pay", 7, 9, 3, 2, "E: f"),)}),
-    ("group-behind", Severity.WARNING, "5 offsets of orders are unread, the oldest for 8 s, and growing",
+    ("group-behind", Severity.WARNING, "5 unread offsets of orders, the oldest for 8 s, and growing",
      {"groups": (reading(5, 8_000),), "earlier": GROWING}),
     ("group-behind", Severity.WARNING, "the oldest for 1 min, and shrinking",
      {"groups": (reading(5, 60_000),), "earlier": Earlier(NOW_MS - 9_000, {"pay": 9})}),
@@ -148,6 +148,8 @@ def test_faults_together_are_all_found_and_the_worst_is_first(chosen: list[int])
             wanted.add((check, severity))
     if "queues" in changes and "worker" in changes:  # what is late needs a worker, and a missing one needs what waits
         return
+    if "failing" in changes and all(each.members for each in changes.get("groups", ())):
+        wanted.discard(("group-behind", Severity.WARNING))  # the blocked queue is why
     found = verdict(HERE, sound(**changes))
     assert {(each.check, each.severity) for each in found} == wanted
     order = [list(Severity).index(each.severity) for each in found]
@@ -179,3 +181,17 @@ def test_the_page_lists_every_finding() -> None:
     rows = page.partition("| finding | is there |\n")[2].partition("\n\n")[0].splitlines()
     listed = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
     assert listed == {check for check, *_ in BROKEN}
+
+
+@pytest.mark.parametrize(("partition", "checks"), [(0, ["queue-blocked"]), (1, ["queue-blocked", "group-behind"])])
+def test_a_group_that_only_its_blocked_queue_keeps_behind_is_named_once(partition: int, checks: list[str]) -> None:
+    standing = PartitionStanding("orders", partition, 3, 0, 9, first_unread_ms=NOW_MS - 90_000)
+    group = GroupStanding("pay", "STABLE", ("c@h",), (standing,))
+    assert [each.check for each in verdict(HERE, sound(groups=(group,), failing=(POISON,), dead=()))] == checks
+
+
+def test_one_thing_is_not_counted_as_several() -> None:
+    look = sound(groups=(reading(1, 90_000),), dead=(TopicSnapshot("rmq.dlq.pay", "pay", 7, 9, 2, new=1),))
+    assert [each.what.split(",")[0].split(" within")[0] for each in verdict(HERE, look)] == [
+        "1 new dead letter", "1 unread offset of orders",
+    ]  # fmt: skip

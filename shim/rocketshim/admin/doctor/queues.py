@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts
+from rocketshim.core.user_values import count_text
 from rocketshim.core.worker_notes import NOT_ALLOWED, clock_ahead_ms_of, levels_of
 from rocketshim.observe.finding import Finding, Severity
 from rocketshim.observe.snapshot import DelayQueue, conflicts
@@ -210,8 +211,8 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "parked",
             Severity.WARNING,
             facts.names.parked,
-            f"{others} records were parked within the last day and not sent again: malformed, forbidden, refused by "
-            "their target, or of a transaction that no producer has answered for",
+            f"{count_text(others, 'record')} parked within the last day and not sent again: malformed, forbidden, "
+            "refused by their target, or of a transaction that no producer has answered for",
             "they were not delivered, and retention deletes them",
             facts.command("parked", "ls"),
         )
@@ -220,8 +221,8 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "parked-not-allowed",
             Severity.WARNING,
             facts.names.parked,
-            f"{facts.parked_not_allowed} records were parked within the last day and not sent again, because no worker "
-            "that had them may write to their target",
+            f"{count_text(facts.parked_not_allowed, 'record')} parked within the last day and not sent again, because "
+            "no worker that had them may write to their target",
             "they were not delivered; their target is missing from the allow-lists, or the workers' lists differ",
             "start all workers with the same --allow list, then "
             + facts.command("parked", "plan", "--reason", NOT_ALLOWED, "--out", "FILE")
