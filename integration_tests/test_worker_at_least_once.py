@@ -304,7 +304,7 @@ def test_a_worker_may_not_write_anywhere_by_default(stage: WorkerStage) -> None:
 def test_another_group_must_be_meant(stage: WorkerStage) -> None:
     process = stage.worker("--allow", "x", "--group", "other")
     assert process.wait(DEADLINE_S) == 1
-    assert "replay_everything" in (stage.logs / "worker-0.log").read_text()
+    assert "--replay-everything" in (stage.logs / "worker-0.log").read_text()
 
 
 def test_no_broker_is_said_within_its_deadline(stage: WorkerStage) -> None:
