@@ -3,7 +3,7 @@
     python tools/console_pictures.py
 
 A shop's consumer fails for three reasons, and its messages become dead letters. A browser then walks through the pages
-as an operator would. It takes about a minute, and needs `$ROCKETSHIM_BROWSER` or Debian's `chromium`.
+as an operator would. It takes about two minutes, and needs `$ROCKETSHIM_BROWSER` or Debian's `chromium`.
 """
 
 import os
@@ -103,6 +103,8 @@ def photograph(page: Page, url: str) -> None:
         page.screenshot(path=PICTURES / f"console-{name}.png")
 
     page.wait_for_selector("text=Groups with dead letters")
+    page.locator("svg.spark").nth(5).wait_for(timeout=DEADLINE_S * 1_000)  # a point each 30 s
+    take("overview")
     page.goto(f"{url}/topics/orders?tags=gold")
     take("topic")
     page.goto(f"{url}/dead/rmq.dlq.payments")
