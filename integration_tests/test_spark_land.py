@@ -273,12 +273,12 @@ def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
 
 
 def started(name: str, lake: str, broker: Broker, *words: str) -> "subprocess.Popen[str]":
-    """`land` as a process that leads a group of its own, to which Java belongs too."""
-    command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]", *words]
+    """`land` in the folder of the lake, as a process that leads a group of its own, to which Java belongs too."""
+    command = ["land", name, "--lake", Path(lake).name, "--bootstrap", broker.bootstrap, "--master", "local[2]", *words]
     return subprocess.Popen(
         [sys.executable, "-m", "rocketshim", "spark", *command],
         env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=Path(lake).parent, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -342,6 +342,7 @@ def test_a_followed_landing_lands_what_comes_until_a_signal_to_it_and_to_java(
         "stopped: run the same command again; it continues, and does nothing twice"
     ]
     assert len(errors) <= 3  # no note twice
+    assert list(Path(lake).parent.iterdir()) == [Path(lake)]  # nor a folder of Spark's own
     assert len(coordinates(read_records(spark, lake))) == 42
 
 

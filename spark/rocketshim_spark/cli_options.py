@@ -8,11 +8,13 @@ languages, so nothing more is shown than that the command can be run again. `ROC
 import logging
 import os
 import signal
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketshim_spark.running import OpenLake
+
+_NO_WAREHOUSE: Final = {"spark.sql.warehouse.dir": Path(tempfile.gettempdir()).as_uri()}
+"""No command makes tables there, but Spark makes the folder, by default in the working directory."""
 
 _INTERRUPTED: Final = "interrupted: run the same command again; it continues, and does nothing twice"
 SPARK: Final = "Spark"
@@ -209,7 +214,7 @@ class SparkOptions:
         except ModuleNotFoundError as error:
             raise missing_extra("rocketshim spark", error, "spark") from error
         try:
-            settings = SessionSettings.model_validate(asdict(self))
+            settings = SessionSettings.model_validate({**asdict(self), "conf": _NO_WAREHOUSE})
         except ValidationError as error:
             wrong = error.errors()[0]
             option = str(wrong["loc"][0]).replace("_", "-")
