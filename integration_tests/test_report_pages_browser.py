@@ -2,12 +2,13 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from rocketshim_spark.report import Chart, Link, Report, Table, as_html
 
@@ -31,19 +32,26 @@ REPORT = Report(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for the file; each page has a profile of its own."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_BROWSER, args=["--disable-gpu"])
+        yield browser
+        browser.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_page_is_accessible_and_as_wide_as_its_window(
-    tmp_path: Path, scheme: Literal["light", "dark"], width: int
+    chromium: Browser, tmp_path: Path, scheme: Literal["light", "dark"], width: int
 ) -> None:
     page = tmp_path / "failures.html"
     pages = [Link(name, f"{name}.html") for name in ("index", "audit", "failures", "delays", "dlq-trend", "keys")]
     page.write_text(as_html(REPORT, about="/data/lake, version 3", pages=pages, console="http://127.0.0.1:1"))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_BROWSER, args=["--disable-gpu"])
-        seen = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        seen.goto(page.as_uri())
-        found = [f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in Axe().run(seen).response["violations"]]
-        wider = seen.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        browser.close()
+    seen = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    seen.goto(page.as_uri())
+    found = [f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in Axe().run(seen).response["violations"]]
+    wider = seen.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    seen.close()
     assert (found, wider) == ([], 0)
