@@ -35,6 +35,8 @@ _PAUSE_S: Final = 1.5
 _ROUND_S: Final = 240.0
 _CALM_S: Final = 62.0
 _DRAIN_S: Final = 600.0
+_LOOK_EVERY_S: Final = 2.0
+_JUDGE_EVERY_S: Final = 8.0  # to dump and to judge takes seconds of both cores
 _START_S: Final = 120.0
 _SOME_SENDS_BYTES: Final = 4_000
 _LAG_GONE_S: Final = 2.0
@@ -241,10 +243,10 @@ def _setup(lane: Lane, course: Course) -> Setup:
 
 def _drain(run: Path, stage: Stage, report: Report) -> None:
     """Wait until nothing is pending, by the groups' positions first, and then judged by the checker itself."""
-    end = time.monotonic() + _DRAIN_S
+    end, pause_s = time.monotonic() + _DRAIN_S, _LOOK_EVERY_S
     with closing(Lags(stage)) as lags:
         while time.monotonic() < end:
-            time.sleep(2.0)
+            time.sleep(pause_s)
             try:
                 waiting = sum(behind for lane in LANES for behind in lags.of(lane).values())
             except KafkaException:
@@ -257,6 +259,7 @@ def _drain(run: Path, stage: Stage, report: Report) -> None:
                 stuck = [each for lane in LANES for each in check(read_folder(run / lane.name)) if each.kind == "stuck"]
             if not stuck:
                 return
+            pause_s = _JUDGE_EVERY_S
             report(f"{len(stuck)} messages are pending, for example: {stuck[0].what}")
 
 
