@@ -12,9 +12,10 @@ The server listens on the configured address. The default is this machine only, 
 answers only requests under this machine's own names: a page in a browser here may have a name that leads to it (DNS
 rebinding). Where it listens for other machines, its names are not known, and a firewall decides who may ask.
 
-It is one thread with an event loop of its own, and takes at most 64 connections: a further one ends the oldest, and
-each ends after 5 s. So clients that get nowhere take neither threads nor file handles from the process, and a check
-that sends its request immediately is answered beside any number of them.
+It is one thread with an event loop of its own, and keeps at most 64 connections: a further one ends the oldest when
+what that one had sent before is answered, and each ends after 5 s. So clients that get nowhere take neither threads nor
+many file handles from the process, and a check that sends its request immediately is answered beside any number of
+them.
 """
 
 import asyncio
@@ -56,6 +57,7 @@ _MOST_OPEN: Final = 64
 _EXCHANGE_S: Final = 5.0
 _MOST_HEAD_BYTES: Final = 16_384
 _BACKLOG: Final = 128
+_PASSES: Final = 4  # of the event loop, in which a request is read and answered that was sent before
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/\s]+)(:[0-9]{1,5})?")
 _ENDED: Final = (  # by the deadline, the client, the length of the head, or `stop`
     TimeoutError, asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError, asyncio.CancelledError,
@@ -288,11 +290,11 @@ class HealthServer:
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read the head of a request, answer it, and end the connection."""
         self._open[writer] = None
-        if len(self._open) > _MOST_OPEN:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
         try:
+            if len(self._open) > _MOST_OPEN:
+                for _ in range(_PASSES):
+                    await asyncio.sleep(0)
+                self._end_oldest()
             async with asyncio.timeout(_EXCHANGE_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_response(head, self._answer, local_only=is_loopback(self._address[0])))
@@ -305,6 +307,12 @@ class HealthServer:
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()
+
+    def _end_oldest(self) -> None:
+        while len(self._open) > _MOST_OPEN:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
 
     def _answer(self, path: str) -> tuple[int, str, bytes]:
         state, now_ns = self._state(), self._clock.monotonic_ns()

@@ -359,6 +359,29 @@ def test_hundreds_of_slow_clients_take_few_handles_and_no_thread_and_a_check_is_
             assert client.recv(9) == b"HTTP/1.1 "
 
 
+@pytest.mark.parametrize("count", [64, 100, 128])
+def test_a_request_that_was_sent_before_a_burst_of_silent_clients_is_answered(count: int) -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def state() -> None:
+        is_asked.set()
+        may_answer.wait(60)
+
+    server = HealthServer("127.0.0.1", 0, state, SystemClock())
+    server.start()
+    request = b"GET /live HTTP/1.1\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        stack.callback(may_answer.set)
+        stack.enter_context(_connect(server, request))
+        assert is_asked.wait(60)  # so that all that follow are accepted together
+        check = stack.enter_context(_connect(server, request))
+        silent = [stack.enter_context(_connect(server, b"")) for _ in range(count - 1)]
+        may_answer.set()
+        assert check.recv(9) == b"HTTP/1.1 "
+        assert all(_is_ended(client) for client in silent[: max(0, len(silent) - 64)])
+
+
 def test_a_client_that_sends_a_byte_now_and_then_is_ended_all_the_same(
     serving: HealthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
