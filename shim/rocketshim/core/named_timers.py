@@ -300,8 +300,11 @@ class TimerTable:
         return Change(effect, pending, None)
 
     def _is_of(self, name: bytes, era: int) -> bool:
-        """Return whether the pending generation of a name may be of an era; of earlier ones the state knows no more."""
-        return era < self.era if self._pending.get(name) is None else era == self.era
+        """Return whether the pending generation of a name may be of an era; of earlier ones the state knows no more.
+
+        An era that is higher than that of the state was begun before the state was lost.
+        """
+        return era < self.era if self._pending.get(name) is None else era >= self.era
 
     def _known(self, name: bytes) -> int:
         """Return the newest command of this era that is known to have changed a name; -1: none is."""

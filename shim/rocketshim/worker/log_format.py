@@ -41,6 +41,8 @@ EVENTS: Final[dict[str, str]] = {
     "worker.hop-not-stored": "alarm: a hop was not stored and is made again; it blocks its partition's commit",
     "worker.timers-unknown": "alarm: the state of named timers cannot be read, so none fires; repeated",
     "worker.timers-begin-again": "alarm: the log of timers was created again; the names that are pending stay so",
+    "worker.timers-state-lost": "alarm: the state of named timers is gone: those that were set before this offset of "
+    "the log never fire",
     "worker.timer-not-now": "alarm: a named message was to come now, and the timer log has lost it; it fires as usual",
     "worker.check-not-stored": "alarm: producers could not be asked about a transaction; the next check follows",
     "worker.probe-failed": "alarm: a leader's clock could not be probed",

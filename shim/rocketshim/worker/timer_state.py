@@ -309,6 +309,8 @@ class TimerLoader:
         low, high = reader.bounds(*log)
         if table.next_offset > high and not is_last_try:  # a leader that has just moved may not know its end yet
             raise BrokerUnavailableError(f"{log} ends at {high}, and its state is of {table.next_offset}")
+        if table.newest is None and low > 0:
+            self._answers.put(lambda: self._alarm("worker.timers-state-lost", partition=partition, before=low))
         if table.newest is not None and not self._is_of(reader, log, table.newest, low, high):
             self._answers.put(lambda: self._alarm("worker.timers-begin-again", partition=partition))
             table.begin_era(table.era + 1)

@@ -48,6 +48,11 @@ def settle(sim: Any, worker: Any, partition: int = MINE) -> None:
     sim.until(worker, lambda: position(sim, partition) == end, 20_000)
 
 
+def forget_state(sim: Any) -> None:
+    sim.kafka.delete_topic(NAMES.timer_state)
+    sim.kafka.create_topic(NAMES.timer_state, TIMER_PARTITIONS, config={"cleanup.policy": "compact"})
+
+
 def test_a_timer_fires_once_and_not_before_it_is_due(sim: Any) -> None:
     worker = sim.worker()
     sim.command(delay_ms=1_500)
@@ -293,10 +298,45 @@ def test_a_state_that_was_lost_is_made_from_the_log(sim: Any) -> None:
     sim.command("CANCEL", timer="goes")
     sim.run(first, 1_000)
     first.close()
-    sim.kafka.delete_topic(NAMES.timer_state)
-    sim.kafka.create_topic(NAMES.timer_state, TIMER_PARTITIONS, config={"cleanup.policy": "compact"})
+    forget_state(sim)
     sim.run(sim.worker(), 10_000)
     assert bodies(sim) == [b"stays"]
+
+
+def test_a_worker_says_which_names_are_gone_if_state_and_log_of_them_are_lost(sim: Any) -> None:
+    first = sim.worker()
+    sim.command(delay_ms=60_000)
+    sim.run(first, 1_000)
+    first.close()
+    sim.kafka.truncate(NAMES.timers, MINE, before_offset=sim.kafka.end_offsets(NAMES.timers)[MINE])
+    untroubled = sim.worker()
+    sim.run(untroubled, 1_000)
+    assert "worker.timers-state-lost" not in untroubled.counts.alarms
+    untroubled.close()
+    forget_state(sim)
+    second = sim.worker()
+    sim.command(timer="later", value=b"later", partition=MINE, delay_ms=3_000)
+    sim.run(second, 80_000)
+    assert second.counts.alarms["worker.timers-state-lost"] == 1
+    assert b"body" not in bodies(sim)
+
+
+def test_a_name_of_a_log_that_was_created_again_fires_though_the_state_was_lost(sim: Any) -> None:
+    first = sim.worker()
+    sim.command(value=b"first log", delay_ms=100_000)
+    sim.run(first, 1_000)
+    first.close()
+    sim.kafka.delete_topic(NAMES.timers)
+    sim.kafka.create_topic(NAMES.timers, TIMER_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+    second = sim.worker()
+    sim.run(second, 1_000)
+    assert second.counts.alarms["worker.timers-begin-again"] == 1
+    sim.command(value=b"second log", delay_ms=3_000)
+    sim.run(second, 1_000)
+    second.close()
+    forget_state(sim)
+    sim.run(sim.worker(), 10_000)
+    assert bodies(sim) == [b"second log"]
 
 
 def test_positions_that_were_lost_repeat_no_command_that_the_state_knows(sim: Any) -> None:
