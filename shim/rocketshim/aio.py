@@ -210,7 +210,7 @@ async def _given(
 ) -> Future[SendResult]:
     """Give a message to the Kafka client, in a thread if that may block."""
     if selector is not None or sender.may_block(message):
-        return await asyncio.to_thread(sender.send_now, message, selector, arg, deadline)
+        return await asyncio.to_thread(sender.send_without_hooks, message, selector, arg, deadline)
     send = sender.prepare(message)
     while True:
         is_late = time.monotonic() >= deadline

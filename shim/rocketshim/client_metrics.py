@@ -73,7 +73,7 @@ def _merged(metrics: Iterable[Metric]) -> Iterator[Metric]:
 class ProducerCounts:
     """What a producer counts.
 
-    Its poll thread counts reports, without a lock. A refused call is counted in the caller's thread, under a lock.
+    Its report thread counts reports, without a lock. A refused call is counted in the caller's thread, under a lock.
 
     Attributes:
         stored: messages that are stored: immediate, delayed; and commands for named messages, such as a cancel.

@@ -25,7 +25,7 @@ The client keeps a pause across assignments, so a partition that is not to be pa
 (test_a_pause_of_the_retry_topic_does_not_outlive_its_assignment).
 
 Thread-safety: any thread may send a message back; one lock guards what it changes, and nothing is called while it is
-held. The assignment and `Partition.last` belong to the poll thread, and any thread may read them.
+held. The assignment and `Partition.last` belong to the thread that polls, and any thread may read them.
 """
 
 import re

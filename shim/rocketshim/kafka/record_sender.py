@@ -3,7 +3,7 @@
 A delivery report without an offset is not believed (`kafka.reports`). After a fatal error a producer can send nothing
 more, and another one is made. A sender that is given a `BrokerClock` stamps its records with the brokers' time.
 
-* `RecordSender` has a poll thread, and any thread sends. The producer is made at the first send. After a fatal error
+* `RecordSender` has a report thread, and any thread sends. The producer is made at the first send. After a fatal error
   the next send makes another one, and the former one still reports what it had: `outstanding`, `flush` and `close`
   cover both. A record without an offset is sent again after a pause, as it is and so with the same identity, until a
   report has an offset or its time is over. The thread processes the reports and calls back. It knows the producer and
@@ -133,7 +133,7 @@ class _Link:
         self.denial: KafkaError | None = None
         self.has_stored = False
         self.is_over = False  # nothing more is sent; the thread ends when every record has its report
-        self.watch: WorkerWatch | None = None  # the poll thread turns it
+        self.watch: WorkerWatch | None = None  # the report thread turns it
         # Threads in a callback of this producer. They must not call its `poll` or `flush`: the next callback would end
         # the process (`kafka.confluent`).
         self.reporting: set[int] = set()
@@ -171,7 +171,7 @@ class _Link:
             self.fatal = error.args[0] if isinstance(error, KafkaException) else error
 
     def start(self, thread_name: str, on_error: Callable[[BaseException], None]) -> None:
-        """Start the poll thread."""
+        """Start the report thread."""
         self.thread = threading.Thread(target=self.serve, args=(on_error,), name=thread_name, daemon=True)
         self.thread.start()
         at_exit.add_producer(self)
@@ -194,7 +194,7 @@ class _Link:
         self.await_reports(_PURGED_S)
 
     def goes_again(self, sending: _Sending, error: KafkaError) -> bool:
-        """Have the poll thread send an unconfirmed record again; False: it is another error, or too late."""
+        """Have the report thread send an unconfirmed record again; False: it is another error, or too late."""
         due_s = time.monotonic() + _AGAIN_S
         if not is_unconfirmed(error) or self.is_over or due_s >= sending.again_until_s:
             self.failed_count += 1
@@ -204,7 +204,7 @@ class _Link:
         return True
 
     def serve(self, on_error: Callable[[BaseException], None]) -> None:
-        """Process delivery reports until the link is over and every record has its result; the poll thread."""
+        """Process delivery reports until the link is over and every record has its result; the report thread."""
         while not self.is_over or self.outstanding:
             try:
                 self.poll(_POLL_S)
@@ -334,7 +334,7 @@ class OwnedSender(Generic[_What]):
 
 
 class RecordSender:
-    """Sends records with one idempotent producer and its poll thread. Any thread may call every method.
+    """Sends records with one idempotent producer and its report thread. Any thread may call every method.
 
     `on_unconfirmed` is called before a record is sent again, `on_error` with an error of the client or of a callback;
     both only log. `closed_text` is the text of the error of a send after `close`.
@@ -367,7 +367,7 @@ class RecordSender:
         self._watch: WorkerWatch | None = None
 
     def watch_workers(self, watch: WorkerWatch | None) -> None:
-        """Have the poll thread turn a watch: what is sent needs a worker."""
+        """Have the report thread turn a watch: what is sent needs a worker."""
         self._watch = watch
         if (link := self._link) is not None:
             link.watch = watch
@@ -396,7 +396,7 @@ class RecordSender:
         return links[-1] if links else None
 
     def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
-        """Send a record; return when the client has accepted it. `done` is called in the poll thread; must not block.
+        """Send a record; return when the client has accepted it. `done` is called in the report thread; must not block.
 
         It waits for room in a full queue until one monotonic time, and the record is sent again, if it is reported
         without an offset, until the other. After an error nothing was sent, and `done` is not called: BufferError if
@@ -411,7 +411,7 @@ class RecordSender:
             except BufferError:
                 if time.monotonic() >= room_until_s:
                     raise
-                time.sleep(_FULL_S)  # the poll thread processes reports, which makes room
+                time.sleep(_FULL_S)  # the report thread processes reports, which makes room
             else:
                 if link.is_over:
                     link.abandon()  # its thread may have ended before this record came
@@ -429,7 +429,7 @@ class RecordSender:
         return sum(_flush(link, until_s) for link in self._links)
 
     def close(self, until_s: float) -> None:
-        """Wait for the results until a monotonic time, and end the poll thread. A second call does nothing.
+        """Wait for the results until a monotonic time, and end the report thread. A second call does nothing.
 
         Records without a result by then get an error: they may or may not be stored. So do they if an exception, such
         as KeyboardInterrupt, ends the wait. In a callback of a record it does not wait; the others get their results.
@@ -488,6 +488,6 @@ def break_real_links() -> None:
 def _flush(link: _Link, until_s: float) -> int:
     while link.outstanding and time.monotonic() < until_s and not link.is_reporting:
         if not len(link.producer):
-            time.sleep(_FULL_S)  # the poll thread sends again what waits
+            time.sleep(_FULL_S)  # the report thread sends again what waits
         link.await_reports(min(_POLL_S, max(0.0, until_s - time.monotonic())))
     return link.outstanding

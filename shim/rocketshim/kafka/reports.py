@@ -62,8 +62,8 @@ class DeliveryReports(threading.local):
 
         To be called in each delivery callback of the producer, in the order of the reports.
 
-        Decides: Is a record that is reported as stored known to be stored? Not without an offset; then the poll thread
-            of the sender sends it again (`kafka.record_sender.RecordSender`). If its time ends, the caller gets a
+        Decides: Is a record that is reported as stored known to be stored? Not without an offset; then the sender's
+            report thread sends it again (`kafka.record_sender.RecordSender`). If its time ends, the caller gets a
             SendTimeoutError (`kafka.send_errors.send_error`): it may be stored or not.
         """
         if error is not None:

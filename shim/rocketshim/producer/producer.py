@@ -1,7 +1,7 @@
 """Send messages. `Producer` writes a `Message` to its topic, or to the schedule topic if the message has a delay.
 
-Threads: the sender's thread gives the record to `kafka.record_sender`. The poll thread there resolves the future of the
-message. The two threads share only that future.
+Threads: the sender's thread gives the record to `kafka.record_sender`. The report thread there resolves the future of
+the message. The two threads share only that future.
 
 Guarantees: a `SendResult` means that the record is stored with `acks=all`. A record that is reported as stored without
 an offset may be lost: it is sent again with the same id, until a report has an offset or `delivery_timeout_ms` has
@@ -473,11 +473,11 @@ class MessageSender:
     ) -> "Future[SendResult]":
         """Send a message, with the hooks around it; wait for room until a monotonic time."""
         if not self.hooks:
-            return self.send_now(message, selector, arg, until_s, half)
+            return self.send_without_hooks(message, selector, arg, until_s, half)
         with around(self.hooks, message) as context:
-            return observed(self.hooks, context, self.send_now(context.message, selector, arg, until_s, half))
+            return observed(self.hooks, context, self.send_without_hooks(context.message, selector, arg, until_s, half))
 
-    def send_now(
+    def send_without_hooks(
         self, message: Message, selector: Selector | None, arg: Any, until_s: float, half: Half | None = None
     ) -> "Future[SendResult]":
         """Send a message without the hooks."""

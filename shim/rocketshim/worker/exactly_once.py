@@ -233,7 +233,7 @@ class TransactionFailures:
             self._alarm("worker.hop-not-stored", topic=batch.group.topic, error=error.name(), record=record)
 
 
-class TransactionalProducer:
+class TransactionProducer:
     """The producer of the transactions: when it is replaced, and under which `transactional.id`."""
 
     def __init__(self, clients: WorkerClients, pace: SendPace, alarm: Alarms, heart: Heartbeat) -> None:
@@ -369,7 +369,7 @@ class ExactlyOnce:
         self._failures = TransactionFailures(router.refusals, alarm, clients.denied)
         self._writer = HopWriter(alarm.counts, router.refusals.forget_stored, alarm)
         self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
-        self._producer = TransactionalProducer(clients, self._pace, alarm, heart)
+        self._producer = TransactionProducer(clients, self._pace, alarm, heart)
         self._prober = prober
         self._assignment = assignment
         self._alarm = alarm

@@ -1,4 +1,4 @@
-"""One producer and its poll thread: each record gets its result, whatever the producer does."""
+"""One producer and its report thread: each record gets its result, whatever the producer does."""
 
 import gc
 import threading
@@ -41,7 +41,7 @@ class Notes:
 
 
 class Manual:
-    """A producer that reports what the test says, in the poll thread."""
+    """A producer that reports what the test says, in the report thread."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []

@@ -123,7 +123,7 @@ def test_the_watchdog_gives_the_lookup_of_positions_a_time_of_its_own(
     def noted(name: str, call: Any) -> Any:
         return lambda *args, **named: (calls.append(name), call(*args, **named))[1]
 
-    monkeypatch.setattr(exactly_once.TransactionalProducer, "beat", lambda _: calls.append("beat"))
+    monkeypatch.setattr(exactly_once.TransactionProducer, "beat", lambda _: calls.append("beat"))
     monkeypatch.setattr(worker._consumer, "committed", noted("committed", committed))
     monkeypatch.setattr(InMemoryProducer, "init_transactions", noted("init", init))
     sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True), applied=True)
