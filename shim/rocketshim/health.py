@@ -294,7 +294,9 @@ class HealthServer:
             if len(self._open) > _MOST_OPEN:
                 for _ in range(_PASSES):
                     await asyncio.sleep(0)
-                self._end_oldest()
+            while len(self._open) > _MOST_OPEN:
+                self._open.pop(oldest := next(iter(self._open)))
+                oldest.transport.abort()
             async with asyncio.timeout(_EXCHANGE_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_response(head, self._answer, local_only=is_loopback(self._address[0])))
@@ -307,12 +309,6 @@ class HealthServer:
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()
-
-    def _end_oldest(self) -> None:
-        while len(self._open) > _MOST_OPEN:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
 
     def _answer(self, path: str) -> tuple[int, str, bytes]:
         state, now_ns = self._state(), self._clock.monotonic_ns()

@@ -248,9 +248,8 @@ def redriven_record(
 class Planner:
     """Makes a plan from dead letters or parked records, passed in the order of offsets within each partition.
 
-    Decides: Which of the chosen dead letters are held back in a plan, and why? Those already sent or discarded, and
-        repeats of the same failed attempt; those that are malformed, have no body or no target, or were sent again too
-        often. Which are chosen: `admin.record_filter`.
+    Decides: Which of the chosen dead letters are held back in a plan, and why? By the table at the top of this file.
+        Which are chosen: `admin.record_filter`.
 
     Args:
         source: their physical topic.

@@ -439,8 +439,8 @@ def decode(headers: Sequence[Header] | None, *, trusted: bool) -> Envelope:
 
     Thread-safety: a pure function.
 
-    Decides: Which headers of a record are believed? All in the group's own retry topic; elsewhere a few that a sender
-        may set, and the others are the sender's own properties.
+    Decides: Which headers of a record are believed? All in the topics of the shim (schedule, retry, dead-letter,
+        parked); elsewhere a few that a sender may set, and the others are the sender's own properties.
     """
     if not headers:
         return Envelope()

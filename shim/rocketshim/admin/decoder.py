@@ -1,8 +1,8 @@
 """Decode dead letters by the format of their topic.
 
 rocketshim's own topics contain dead letters in its wire format. Any other topic contains dead letters of other projects
-(`DIALECTS`), or records in no known format. The latter can be shown and discarded, but not sent again,
-because they do not name a target.
+(`DIALECTS`; RocketMQ's properties are no Kafka headers, so it has none), or records in no known format. The latter can
+be shown and discarded, but not sent again, because they do not name a target.
 
 Some dialects do not copy the headers, and perhaps not the body. Their dead letters are completed from the record of the
 first delivery, if a way to fetch records is given. The dead letter is malformed with `source-gone` if that record no

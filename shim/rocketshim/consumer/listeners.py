@@ -300,8 +300,8 @@ class Runner:
 
         `has_asked`: the listener has set a wait in its context. That counts before the rules of the subscription.
 
-        Decides: What does an exception of a listener mean? `DeadLetter` is final, `RetryLater` sets the wait, any other
-            is final if the rules say so.
+        Decides: What does an exception of a listener mean? `DeadLetter` is final (a body that cannot be decoded is
+            one), `RetryLater` sets the wait, any other is final if the rules say so.
         """
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
         if issubclass(kind, DeadLetter):

@@ -214,7 +214,8 @@ class Mode(ABC, Generic[QueueT]):
     def drain_and_commit(self, keys: Collection[TopicPartitionKey]) -> None:
         """Wait for the listeners of these partitions, then commit: they are about to be revoked.
 
-        A closing consumer only commits: it has waited.
+        A call that has not returned by `revoke_drain_ms` goes on, and its result counts no more. A closing consumer
+        only commits: it has waited.
         """
         leaving = [each for each in self.partitions if each.key in keys]
         drain_ms = 0 if self.reader.is_closing else self.settings.revoke_drain_ms

@@ -290,8 +290,8 @@ class LevelQueue(Generic[RecordT]):
     def take(self, now_ns: int, limit: int = 5_000, limit_bytes: int = 1 << 40) -> Due[RecordT] | None:
         """Take records that have waited long enough; they are in flight from here on. The last may exceed the bytes.
 
-        Decides: When does a record leave its queue? When the evidence of `QueueClock` shows that it is
-            due.
+        Decides: When does a record leave its queue? When the evidence of `QueueClock` shows that its delay has passed,
+            or when that has passed since we saw it; never without evidence of any kind (a probe asks for it).
         """
         if limit < 1 or limit_bytes < 1:
             raise ValueError(f"limit={limit}, limit_bytes={limit_bytes}: at least one record can leave")

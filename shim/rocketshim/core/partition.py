@@ -143,7 +143,7 @@ class FlowLimits:
     count: int = 1_000
     size_bytes: int = 100 * _MIB
     span: int | None = 2_000
-    """Offsets from the oldest message that is not done to the newest; None: no limit (orderly mode)."""
+    """Offsets from the oldest message that is not done to the newest; None: no limit (orderly mode without keys)."""
     resume_span: int | None = None
     """The span at which a paused queue may resume; None: half of `span`. With `order="key"` it equals `span`: while one
     message keeps failing the span only grows, and that must not stop the other keys."""

@@ -115,7 +115,8 @@ class Consumer(confluent_kafka.Consumer):
             FeatureNotEnabledError: `rocketshim.retry.enable` is not set.
             ValueError: the message carries an error or was changed, level or delay is not valid, or both are given.
                 Nothing was sent.
-            StaleMessageError: the message belongs to an assignment that has ended. Nothing was sent.
+            StaleMessageError: the message belongs to an assignment that has ended, as a rebalance callback has shown
+                (`max.poll.interval.ms` after the last `poll` only the next one does). Nothing was sent.
             NotSupportedError: the partitions were assigned by `assign()`, which does not read the retry topic. Nothing
                 was sent.
             SendTimeoutError: no confirmation within `rocketshim.hop.timeout.ms`; the retry may or may not be stored.

@@ -41,7 +41,8 @@ before that, a probe in the schedule topic shows it.
 subscribed to is sent on, uncounted, to the other members, and the program does not see it.
 
 Not handled: a message may be delivered twice if one thread sends it back at the moment when another loses its
-partition, as at any loss of a partition.
+partition, as at any loss of a partition. So may a message that is sent back later than `max.poll.interval.ms` after the
+last `poll`: the client has left its group, and learns of it in the next `poll`.
 """
 
 import random

@@ -440,6 +440,11 @@ class QueueLockHolder:
     # --- inside: time and claims --------------------------------------------------------------------------------
 
     def _pass_time(self, now_ms: int) -> list[QueueLockAction]:
+        """Let time pass.
+
+        Decides: When does a member stop relying on its lease? If it was not confirmed for `lock_hold_ms` (here), if the
+            log shows another owner (`_own`), or if the log is lost (`_lapse_all`).
+        """
         if now_ms < self._now_ms:
             raise ValueError(f"the monotonic clock went back from {self._now_ms} to {now_ms}")
         self._now_ms = now_ms

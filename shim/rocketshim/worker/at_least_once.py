@@ -1,5 +1,6 @@
 """At-least-once delivery: a record is finished when the delivery report of its hop has arrived.
 
+* All of it happens in the worker's loop (`worker.worker`), which calls `commit` each `commit_interval_ms`.
 * Records that left a queue together form a `Flight`. It is confirmed when each of its records is finished.
 * The `Router` routes a record again if its hop was refused. It parks or re-appends the record, or tries again a second
   later.

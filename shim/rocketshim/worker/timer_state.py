@@ -30,7 +30,7 @@ from rocketshim_topics.wire import Envelope, decode, read_headers
 
 __all__ = ["Judged", "OwnedTimers", "TimerLoader", "TimerRules"]
 
-_EARLY_MS: Final = 60_000  # leaders' clocks may differ by this; a FIRE that is earlier was not written by a worker
+_EARLY_MS: Final = 60_000  # leaders' clocks may differ by this; a FIRE that is earlier was hardly written by a worker
 _CLOSE_S: Final = 1.0
 _AGAIN_S: Final = 1.0
 _TRIES: Final = 30  # to find the end of the log where its state says
@@ -142,7 +142,9 @@ class TimerRules:
 
         Decides: Which commands of named timers are refused? Malformed ones, and a SET that no worker would deliver or
             whose delay is too long: they are parked. A CANCEL, NOW or FIRE for a name that nobody could set finds
-            nothing. Whether this worker may deliver the message is only asked when it fires (`worker.router`).
+            nothing. Whether this worker may deliver the message is only asked when it fires (`worker.router`). A FIRE
+            by another program waits again if it is too early, does nothing if its generation is not pending, and is
+            delivered as it is otherwise: only the ACLs of the log prevent that.
         """
         append_ms = record.timestamp()[1]
         try:

@@ -162,7 +162,7 @@ class PushAssembly:
             specs = Layout(self.names, settings.delay_levels).for_group(settings.group, with_log=self._needs_log)
             provision.ensure_topics(admin, specs, create=settings.create_topics, timeout_s=timeout_s)
             partitions = topics.look_up(named, schedule)
-            if schedule not in partitions:
+            if schedule not in partitions:  # `ensure_topics` has raised the same for the group's own topics
                 raise TopicMissingError(
                     f"missing: {schedule}. Retries need it: run `{init_command(schedule)}`, and start a worker"
                 )
