@@ -37,6 +37,9 @@
   (test_a_rebalance_aborts_the_open_transaction_before_any_slow_request).
 * A worker that is fenced three times in a minute ends with an error: another worker has the same `transactional.id`.
 * Probes are not part of transactions and have a separate producer.
+* Nor are the hops of named messages between the timer log and the delay queues: of equal FIREs the log lets one count,
+  so such a hop may be stored twice. They are stored before the commit, by a producer without transactions. So they are
+  not visible a transaction later, and a name costs half as much time. That producer is made for the first of them.
 
 What the failures of a transaction say (`TransactionFailures`, the part of `refusals` for transactions):
 
@@ -106,6 +109,7 @@ _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its t
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - no public spelling
 FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001
 _SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
+_WAITS: Final = frozenset({Kind.REQUEUE, Kind.NEXT})
 _BACKOFF_NS: Final = Backoff(1_000_000_000, 5_000_000_000)
 
 
@@ -376,6 +380,8 @@ class ExactlyOnce:
         self._counts = alarm.counts
         self._clock = clock
         self._point = point
+        self._clients = clients
+        self._beside: ProducerClient | None = None  # of hops that may be stored twice
         self._consumer: ConsumerClient | None = None
         self._open: Transaction | None = None
         self._uncertain: list[Transaction] = []
@@ -484,12 +490,31 @@ class ExactlyOnce:
                 self._counts.skipped += len(group.records)
             elif not flight.keeps(group):
                 transaction.topics.add(group.topic)
-                for batch in self._writer.write(producer, flight, group, now_ns):
+                for batch in self._writer.write(self._producer_of(flight, group) or producer, flight, group, now_ns):
                     batch.alone = batch.alone or self._producer.is_careful
                     (refused if batch.is_refused else transaction.batches).append(batch)
         for batch in refused:
             self._failures.refused(transaction, batch, now_ns)
         return sorted(batch.indexes[0] for batch in refused)
+
+    def _producer_of(self, flight: Flight, group: HopGroup) -> ProducerClient | None:
+        """Return the producer of hops that may be stored twice, if this is one; None: it is part of the transaction."""
+        is_of_log, is_to_queue = flight.assigned.timers is not None, group.topic == self._assignment.topic
+        if group.kind not in _WAITS or is_of_log is not is_to_queue:
+            return None
+        if self._beside is None:
+            self._beside = self._clients.make_producer(self._clients.producer_config(self._pace))
+            self._show_producers()
+        return self._beside
+
+    def _discard_beside(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            self._show_producers()
+            self._clients.discard(beside, _LOOK_S)
+
+    def _show_producers(self) -> None:
+        self._targets.set_producers(*(each for each in (self._producer.current, self._beside) if each is not None))
 
     def can_extend(self, now_ns: int) -> bool:
         """Return whether a transaction is open and can take more records."""
@@ -540,11 +565,12 @@ class ExactlyOnce:
         earlier: librdkafka tries to add its partition to the transaction again and again.
         """
         end_ns = self._clock.monotonic_ns() + round(self._producer.timeout_s * 1e9)
-        left, quiet_s, longest_s, asked_ns = len(producer), 0.0, 0.0, 0
+        producers = [producer] if self._beside is None else [self._beside, producer]
+        left, quiet_s, longest_s, asked_ns = sum(map(len, producers)), 0.0, 0.0, 0
         while True:
             self._producer.beat()
             step_s = _ANSWER_S if quiet_s else _LOOK_S
-            still = producer.flush(step_s)
+            still = sum(each.flush(step_s) for each in producers)
             now_ns = self._clock.monotonic_ns()
             is_answered = still < left or now_ns < self._pace.throttled_until_ns
             longest_s = max(longest_s, quiet_s + step_s)
@@ -635,6 +661,7 @@ class ExactlyOnce:
     ) -> None:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
+        self._discard_beside()  # it may have failed for good, and what it has left would hold up the next transaction
         if cause is not None and cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._look_again(transaction)  # the error does not name the deleted target
         obstacle = self._purge(producer, transaction)
@@ -707,6 +734,7 @@ class ExactlyOnce:
 
     def _discard_producer(self) -> None:
         """Close the producer; the next `process_reports` creates a new one."""
+        self._discard_beside()
         self._targets.set_producers()
         self._producer.discard()
 
@@ -744,7 +772,7 @@ class ExactlyOnce:
                     transaction.is_silent = transaction.is_silent and transaction.is_first  # else it could not begin
             return
         self._producer.accept(producer, self._clock.monotonic_ns())
-        self._targets.set_producers(producer)
+        self._show_producers()
 
     def _resolve(self, consumer: ConsumerClient) -> None:
         """Read the committed positions: they show which uncertain transactions were committed."""

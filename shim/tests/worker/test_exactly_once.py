@@ -8,9 +8,12 @@ from confluent_kafka import KafkaError
 from rocketshim.errors import WorkerError
 from rocketshim.testing.producer import InMemoryProducer
 from rocketshim.worker import exactly_once, worker_clients
+from rocketshim_topics.names import TopicNames
 
 pytestmark = pytest.mark.only("exactly-once")
 GROUP = "rmq.sched"
+NAMES = TopicNames("")
+SCHEDULE = NAMES.schedule
 
 
 def values(sim: Any, topic: str = "orders") -> list[bytes]:
@@ -195,6 +198,91 @@ def test_of_two_workers_with_the_same_instance_one_ends(sim: Any) -> None:
 
     with pytest.raises(WorkerError, match="--instance"):
         fence_again_and_again()
+
+
+def waiting(sim: Any) -> list[bytes]:
+    return [record.value() for record in sim.kafka.records(SCHEDULE) if record.value()]
+
+
+def fires(sim: Any) -> int:
+    return sum(("TIMER_DO", b"FIRE") in record.headers() for record in sim.kafka.records(NAMES.timers))
+
+
+def test_a_wait_and_a_fire_that_are_stored_twice_deliver_their_message_once(sim: Any) -> None:
+    worker = sim.worker()
+    aborts = KafkaError(KafkaError._INCONSISTENT, "x", txn_requires_abort=True)
+    sim.command(delay_ms=1_000)
+    sim.kafka.fail_transaction(aborts)
+    sim.run(worker, 300)
+    assert waiting(sim) == [b"body"] * 2
+    sim.kafka.fail_transaction(aborts)
+    sim.run(worker, 5_000)
+    assert fires(sim) == 2
+    assert values(sim) == [b"body"]
+    assert worker.counts.aborted == 2
+    worker.close()
+    assert worker._delivery._beside is None
+
+
+def test_a_name_is_free_only_when_its_message_is_stored(sim: Any) -> None:
+    """The message waits without the transaction, but its position and state are in it."""
+    worker = sim.worker()
+    sim.kafka.hold_reports(SCHEDULE)
+    sim.command(delay_ms=1_000)
+    sim.run(worker, 30)
+    assert waiting(sim) == [b"body"]
+    assert not sim.kafka.records(NAMES.timer_state)
+    sim.kafka.release()
+    sim.run(worker, 10_000)
+    assert [record.value() for record in sim.kafka.records(NAMES.timer_state)] == [b"", None]
+    assert values(sim) == [b"body"]
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE, NAMES.timers])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_the_producer_of_waits_and_fires_is_replaced_after_a_fatal_error(
+    sim: Any, topic: str, *, is_stored: bool
+) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=1_000)
+    fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "x", fatal=True)
+    sim.kafka.fail_produce(fatal, topic=topic, stored=is_stored, count=2)  # the first may be a probe
+    sim.run(worker, 6_000)
+    assert values(sim) == [b"body"]
+    assert worker.counts.aborted in {1, 2}
+
+
+def test_the_producer_of_waits_and_fires_is_replaced_if_it_takes_no_record_any_more(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=1_000)
+    sim.run(worker, 300)
+    beside = worker._delivery._beside
+    beside._session.die(KafkaError(KafkaError._FATAL, "x", fatal=True))
+    beside._fatal_is_told = True  # its callbacks were served since
+    sim.run(worker, 5_000)
+    assert values(sim) == [b"body"]
+    assert worker.counts.aborted == 1
+
+
+def test_what_the_producer_of_waits_could_not_store_holds_up_no_later_transaction(sim: Any) -> None:
+    worker = sim.worker()
+    sim.kafka.hold_sends(SCHEDULE)
+    sim.command(delay_ms=1_000)
+    sim.until(worker, lambda: worker.counts.aborted > 0)
+    sim.kafka.release()
+    sim.schedule(value=b"unnamed")
+    sim.run(worker, 3_000)
+    assert sorted(values(sim)) == [b"body", b"unnamed"]
+    assert worker.counts.aborted == 1
+
+
+def test_a_worker_without_named_messages_has_one_producer_of_hops(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.schedule(level=2, relative=False, headers=[("DELIVER_AT_MS", b"%d" % (sim.clock.wall_ms() + 9_000))])
+    sim.run(worker, 15_000)
+    assert len(values(sim)) == 2
+    assert worker._delivery._beside is None
 
 
 def test_the_next_worker_resolves_the_transaction_of_a_worker_that_died(sim: Any) -> None:
