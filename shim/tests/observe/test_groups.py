@@ -1,3 +1,4 @@
+import threading
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
@@ -178,12 +179,14 @@ class Positions:
     """The client of a reader, or of a group; the group `away` has a position on the partition without a leader."""
 
     open_now = most_open = 0
+    lock = threading.Lock()
     requests: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.is_away = settings["group.id"] == "away"
-        Positions.open_now += 1
-        Positions.most_open = max(Positions.most_open, Positions.open_now)
+        with Positions.lock:
+            Positions.open_now += 1
+            Positions.most_open = max(Positions.most_open, Positions.open_now)
 
     def list_topics(self, *_: object, **__: object) -> Any:
         self.requests["topics"] += 1
@@ -214,10 +217,11 @@ class Positions:
         ]
 
     def close(self) -> None:
-        Positions.open_now -= 1
+        with Positions.lock:
+            Positions.open_now -= 1
 
 
-def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_one_open_client() -> None:
+def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_eight_open_clients() -> None:
     groups = [f"g{number}" for number in range(100)]
     admin = Answering()
     Positions.requests.clear()
@@ -229,7 +233,8 @@ def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_one_open_
     assert isinstance(found["denied"], NotAuthorizedError)
     assert isinstance(found["away"], RocketshimError)
     assert isinstance(found[" "], ConfigError)
-    assert (Positions.most_open, Positions.open_now) == (2, 1), "one is the reader's"
+    assert Positions.most_open <= 1 + 8, "one is the reader's"
+    assert Positions.open_now == 1
     assert (admin.requests, Positions.requests) == ({"describe": 1}, {"topics": 1, "offsets": 4})
 
 
