@@ -174,9 +174,10 @@ def _interrupted_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _is_no_trace_of_ctrl_c(record: logging.LogRecord) -> bool:
-    """Return False for what py4j logs when a call to Java was interrupted."""
-    return "ROCKETSHIM_DEBUG" in os.environ or not str(record.msg).startswith("KeyboardInterrupt while sending command")
+def is_no_trace_of_py4j(record: logging.LogRecord) -> bool:
+    """Return False for what py4j logs when a call to Java was interrupted, or Java has ended: the command says it."""
+    is_trace = str(record.msg).startswith(("KeyboardInterrupt while sending", "Exception while sending"))
+    return "ROCKETSHIM_DEBUG" in os.environ or not is_trace
 
 
 def print_note(line: str) -> None:
@@ -235,7 +236,7 @@ class SparkOptions:
             if threading.current_thread() is threading.main_thread():
                 # PySpark's own handler calls Java while another call to Java is running; the user sees a long trace.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            logging.getLogger().addFilter(_is_no_trace_of_ctrl_c)
+            logging.getLogger().addFilter(is_no_trace_of_py4j)
         java.show()
         try:
             yield spark

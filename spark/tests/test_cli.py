@@ -1,5 +1,6 @@
 """Invalid arguments are reported before Spark starts, in one line that says what to write instead."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,10 +10,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.java_gateway import GatewayClient  # type: ignore[import-untyped]
+from py4j.protocol import ERROR_ON_RECEIVE, Py4JNetworkError  # type: ignore[import-untyped]
 
 from rocketshim_spark.cli import _print_landing, main
-from rocketshim_spark.cli_options import JavaErrors, SparkOptions, _interrupted_later
+from rocketshim_spark.cli_options import JavaErrors, SparkOptions, _interrupted_later, is_no_trace_of_py4j
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.lake import Gap
 from rocketshim_spark.land import Landing
@@ -148,3 +150,32 @@ def test_a_landing_asks_for_the_worker_s_positions_although_the_cluster_does_not
     assert capsys.readouterr().err.startswith("note: found no shim topic")
     assert main(["land", "orders", "--bootstrap", "b", "--lake", "/nowhere", "--group", "typo"]) == 0
     assert capsys.readouterr().err.startswith("note: no group typo has a position or a member at b: check --group")
+
+
+class Ended:
+    """A connection to a Java process that ends while it is asked."""
+
+    socket = None
+
+    def send_command(self, _: str) -> str:
+        raise Py4JNetworkError("Error while sending or receiving", when=ERROR_ON_RECEIVE)
+
+    def close(self, *_: Any) -> None:
+        """Nothing is open."""
+
+
+def test_that_java_has_ended_is_said_by_the_command_and_not_by_py4j(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = GatewayClient()
+    monkeypatch.setattr(logging.getLogger(), "filters", [])  # a command of another test leaves its own
+    monkeypatch.setattr(client, "_get_connection", Ended)
+    client.send_command("x", retry=False)
+    assert [record.getMessage() for record in caplog.records] == ["Exception while sending command."]
+    caplog.clear()
+    monkeypatch.setattr(logging.getLogger(), "filters", [is_no_trace_of_py4j])
+    client.send_command("x", retry=False)
+    assert not caplog.records
+    monkeypatch.setenv("ROCKETSHIM_DEBUG", "1")
+    client.send_command("x", retry=False)
+    assert caplog.records

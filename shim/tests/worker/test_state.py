@@ -198,7 +198,7 @@ def test_transactions_that_cannot_be_committed_make_it_unready_until_one_can_be(
         sim.clock.advance(500)
     assert not worker.state.is_ready(sim.clock.monotonic_ns())
     monkeypatch.undo()
-    sim.kafka._broker.faults.transactions.clear()
+    sim.kafka._broker.faults.calls.clear()
     sim.until(worker, lambda: len(sim.delivered()) == 1, 10_000)
     sim.run(worker, 1_100)
     assert worker.state.is_ready(sim.clock.monotonic_ns())
