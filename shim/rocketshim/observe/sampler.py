@@ -157,7 +157,8 @@ class Sampler:
                 self.moved_ns = self._clock.monotonic_ns()
                 if snapshot.error is not None:  # its watcher may leave; the next round may last as long as this one
                     began_s = time.monotonic()
-                self._pause(began_s + self._every_s)
+                now_s = time.monotonic()  # with very many groups, half of the time is left to the pages
+                self._pause(max(began_s + self._every_s, now_s + (now_s - began_s)))
         finally:
             if lookup is not None:
                 lookup.close()

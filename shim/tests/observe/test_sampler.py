@@ -177,11 +177,14 @@ def test_a_round_that_fails_keeps_the_last_values_and_the_next_round_has_new_cli
         rounds.permit_all()
 
 
-def test_after_a_round_that_failed_late_the_next_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that shows the error ends then, and not after a second round as long as the first."""
+@pytest.mark.parametrize("errors", [(), (BrokerUnavailableError("no broker answered"),)])
+def test_after_a_round_that_lasted_long_the_next_one_waits(
+    monkeypatch: pytest.MonkeyPatch, errors: tuple[Exception, ...]
+) -> None:
+    """A command that shows the error ends then, and pages are not always behind a round."""
     now_s = [0.0]
     monkeypatch.setattr("rocketshim.observe.sampler.time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    rounds = Rounds(BrokerUnavailableError("no broker answered"))
+    rounds = Rounds(*errors)
 
     def look_up(between: Callable[[], None]) -> Offsets:
         now_s[0] += 100.0
