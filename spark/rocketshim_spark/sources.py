@@ -50,6 +50,7 @@ from rocketshim_topics.errors import (
     TopicMissingError,
 )
 from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
+from rocketshim_topics.layout import is_compacted
 
 __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since"]
 
@@ -130,7 +131,7 @@ class Cluster:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
         state = provision.read_topics(self._admin, [topic], timeout_s=_TIMEOUT_S).get(topic)
-        return state is not None and state.is_compacted
+        return state is not None and is_compacted(state.config)
 
     def bounds(self, topics: Iterable[str]) -> list[PartitionBounds]:
         """Resolve the bounds of every partition of these topics, from the earliest to the last stable offset.

@@ -40,7 +40,10 @@ from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import TIMER_PARTITIONS
 
-__all__ = ["HEADROOM_BYTES", "SPEED_ONLY", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare"]
+__all__ = [
+    "HEADROOM_BYTES", "SPEED_ONLY", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare",
+    "is_compacted",
+]  # fmt: skip
 
 HEADROOM_BYTES: Final = 65_536
 """How much larger than the largest source record a record on the shim's topics may be, in bytes."""
@@ -96,10 +99,13 @@ class TopicState:
     partitions: int
     config: Mapping[str, str] | None
 
-    @property
-    def is_compacted(self) -> bool:
-        """Whether Kafka compacts it, so that it takes only records with a key; False also if that is not known."""
-        return "compact" in (self.config or {}).get("cleanup.policy", "")
+
+def is_compacted(config: Mapping[str, str] | None) -> bool:
+    """Return whether Kafka compacts a topic with these settings, so that it takes only records with a key.
+
+    False also if that is not known.
+    """
+    return "compact" in (config or {}).get("cleanup.policy", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.kafka.clients import LastClientError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
+from rocketshim_topics.layout import is_compacted
 from rocketshim_topics.provision import read_topics
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import (
@@ -68,7 +69,7 @@ def _is_compacted(reader: TopicReader, topic: str) -> bool:
     with suppress(RocketshimError):
         admin = reader.admin(LastClientError())
         state = None if admin is None else read_topics(admin, [topic]).get(topic)
-        return state is not None and state.is_compacted
+        return state is not None and is_compacted(state.config)
     return False
 
 

@@ -30,6 +30,7 @@ from rocketshim_topics import Message
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.errors import MessageError
+from rocketshim_topics.layout import is_compacted
 from rocketshim_topics.provision import read_topics
 
 __all__ = ["SENT_BY", "listed", "send", "show"]
@@ -115,7 +116,7 @@ def _retentions(reader: TopicReader, topics: list[str]) -> dict[str, str]:
 def _retention(config: Mapping[str, str]) -> str:
     policy, keep_ms = config.get("cleanup.policy", ""), int(config.get("retention.ms", -1))
     by_time = ["forever" if keep_ms < 0 else duration_text(keep_ms)] if "delete" in policy else []
-    return ", ".join([*by_time, *(["the newest of each key"] if "compact" in policy else [])])
+    return ", ".join([*by_time, *(["the newest of each key"] if is_compacted(config) else [])])
 
 
 def _readers(snapshot: Snapshot | None) -> dict[str, list[tuple[str, int]]]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts, TopicFacts
 from rocketshim.observe.finding import Finding, Severity
-from rocketshim_topics.layout import Difference, Layout, TopicSpec, TopicState, compare
+from rocketshim_topics.layout import Difference, Layout, TopicSpec, TopicState, compare, is_compacted
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.partitioner import TIMER_PARTITIONS
 
@@ -231,7 +231,7 @@ def user_topics(facts: Facts) -> Iterator[Finding]:
         topic = facts.topics.get(name)
         if topic is None or topic.config is None:
             continue
-        if "compact" in topic.config.get("cleanup.policy", ""):
+        if is_compacted(topic.config):
             yield Finding(
                 "target-compacted",
                 Severity.WARNING,
