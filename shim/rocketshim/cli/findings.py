@@ -21,7 +21,7 @@ def show_findings(found: Iterable[Finding]) -> None:
         head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
         head.append(one_line(f"{finding.check}  {finding.subject}"), style="bold")
         out.print(head, soft_wrap=True)
-        steps = [("" if number else "fix", step) for number, step in enumerate(finding.fix.split("; "))]
+        steps = [("" if number else "fix", step) for number, step in enumerate(finding.steps)]
         for label, text in (("", finding.what), ("costs", finding.cost), *steps):
             out.print(Text(one_line(f"  {label:6}{text}")), soft_wrap=True)
 

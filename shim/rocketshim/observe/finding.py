@@ -37,6 +37,11 @@ class Finding:
     since_ms: int | None = None  # since when, epoch ms; None: not known
 
     @property
+    def steps(self) -> list[str]:
+        """Return the commands of the fix, and what it says beside them, each for a line of its own."""
+        return self.fix.split("; ")
+
+    @property
     def line(self) -> str:
         """Return what is wrong in one line."""
         return one_line(f"{self.severity:8}{self.check}  {self.subject}: {self.what}")

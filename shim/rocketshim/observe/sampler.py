@@ -155,9 +155,10 @@ class Sampler:
                     self._newest = replace(snapshot, workers=workers)
                     self._changed.notify_all()
                 self.moved_ns = self._clock.monotonic_ns()
+                now_s = time.monotonic()
                 if snapshot.error is not None:  # its watcher may leave; the next round may last as long as this one
-                    began_s = time.monotonic()
-                now_s = time.monotonic()  # with very many groups, half of the time is left to the pages
+                    began_s = now_s
+                # with very many groups, half of the time is left to the pages
                 self._pause(max(began_s + self._every_s, now_s + (now_s - began_s)))
         finally:
             if lookup is not None:

@@ -117,10 +117,12 @@ def _missing_targets(at: Installation, look: Snapshot) -> Iterator[Finding]:
         )
 
 
+def _blocking(look: Snapshot) -> list[FailingMessage]:
+    return [each for each in look.failing if each.attempts >= _BLOCKED_FROM]
+
+
 def _blocked(at: Installation, look: Snapshot) -> Iterator[Finding]:
-    for each in look.failing:
-        if each.attempts < _BLOCKED_FROM:
-            continue
+    for each in _blocking(look):
         standing = next((one for one in look.groups if one.group == each.group), GroupStanding(each.group))
         ends = [one.end for one in standing.partitions if (one.topic, one.partition) == (each.topic, each.partition)]
         behind = max([0, *((end or 0) - each.offset - 1 for end in ends)])
@@ -155,7 +157,7 @@ def _dead(at: Installation, look: Snapshot) -> Iterator[Finding]:
 
 def _behind(at: Installation, look: Snapshot) -> Iterator[Finding]:
     """Find groups that do not read what is there, or not fast enough; not those that only a found message blocks."""
-    blocked = {(each.group, each.topic, each.partition) for each in look.failing if each.attempts >= _BLOCKED_FROM}
+    blocked = {(each.group, each.topic, each.partition) for each in _blocking(look)}
     for group in look.groups:
         since_ms = group.first_unread_ms
         age_ms = 0 if since_ms is None else look.at_ms - since_ms
