@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -136,10 +137,26 @@ def visit(broker: Broker, namespace: str, dead: str, *, source: str, tmp_path: P
     return opened
 
 
+@pytest.fixture(params=product(("light", "dark"), (390, 1280)), ids=lambda each: f"{each[0]}-{each[1]}")
+def screen(visit: Opener, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """The console in a browser: in both colours, on a phone and on a screen."""
+    scheme, width = request.param
+    with visit(scheme=scheme) as seen:
+        seen.page.set_viewport_size({"width": width, "height": 844})
+        yield seen
+
+
 def _unreadable(page: Page) -> list[str]:
     """Return what axe finds on the page: the rule, and the first element that breaks it."""
     found = Axe().run(page).response["violations"]
     return [f"{page.url}: {each['id']}: {each['nodes'][0]['html'][:120]}" for each in found]
+
+
+def _look(page: Page) -> None:
+    """The page is accessible, and no wider than its window."""
+    assert _unreadable(page) == []
+    assert page.viewport_size is not None
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -199,32 +216,24 @@ def test_the_last_hour_is_drawn_on_the_overview_and_for_each_group_in_both_colou
         assert (seen.foreign, seen.complaints) == ([], [])
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_an_operator_sends_a_message_and_finds_it_whole(
-    visit: Opener, source: str, scheme: Literal["light", "dark"], width: int
-) -> None:
-    with visit(scheme=scheme) as seen:
-        page = seen.page
-        page.set_viewport_size({"width": width, "height": 844})
-        seen.open(f"/topics/{source}")
-        expect(page.locator("nav [aria-current=page]")).to_have_text("Topics")
-        page.get_by_text("Send a message as a test").click()
-        assert _unreadable(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.get_by_label("Body").fill('{"order": 7, "of": ["a"]}')
-        page.get_by_label("Tag (empty: none)").fill("sent")
-        page.get_by_role("button", name=f"Send it to {source}").click()
-        expect(page.locator("pre")).to_contain_text('"order": 7,\n  "of": [\n')
-        page.get_by_text("headers, as stored").click()
-        expect(page.get_by_role("row", name="SENT_BY").last).to_contain_text("token (console of")
-        assert _unreadable(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.get_by_role("link", name=f"Records of {source}").click()
-        page.get_by_label("Tags").fill("sent")
-        page.get_by_role("button", name="Show").click()
-        expect(page.locator("tbody tr")).to_have_count(1)
-        assert (seen.foreign, seen.complaints) == ([], [])
+def test_an_operator_sends_a_message_and_finds_it_whole(screen: Visit, source: str) -> None:
+    page = screen.page
+    screen.open(f"/topics/{source}")
+    expect(page.locator("nav [aria-current=page]")).to_have_text("Topics")
+    page.get_by_text("Send a message as a test").click()
+    _look(page)
+    page.get_by_label("Body").fill('{"order": 7, "of": ["a"]}')
+    page.get_by_label("Tag (empty: none)").fill("sent")
+    page.get_by_role("button", name=f"Send it to {source}").click()
+    expect(page.locator("pre")).to_contain_text('"order": 7,\n  "of": [\n')
+    page.get_by_text("headers, as stored").click()
+    expect(page.get_by_role("row", name="SENT_BY").last).to_contain_text("token (console of")
+    _look(page)
+    page.get_by_role("link", name=f"Records of {source}").click()
+    page.get_by_label("Tags").fill("sent")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    assert (screen.foreign, screen.complaints) == ([], [])
 
 
 @pytest.fixture
@@ -248,42 +257,32 @@ def blocked(broker: Broker, namespace: str, group: Callable[..., str], topic: Ca
     consumer.stop()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_message_that_blocks_a_group_is_seen_tried_and_made_a_dead_letter(
-    visit: Opener, blocked: str, scheme: Literal["light", "dark"], width: int
-) -> None:
-    with visit(scheme=scheme) as seen:
-        page = seen.page
-        page.set_viewport_size({"width": width, "height": 844})
-        failing = page.get_by_role("heading", name="Failing messages")
+def test_the_message_that_blocks_a_group_is_seen_tried_and_made_a_dead_letter(screen: Visit, blocked: str) -> None:
+    page = screen.page
+    failing = page.get_by_role("heading", name="Failing messages")
 
-        def look() -> None:
-            assert _unreadable(page) == []
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-        seen.open("/")
-        found = page.get_by_role("listitem").filter(has_text="ConnectionError: warehouse 7 does not answer")
-        expect(found).to_be_visible()
-        look()
-        found.get_by_role("link", name=blocked).click()
-        expect(failing).to_be_visible()
-        expect(page.get_by_role("row", name="ConnectionError: warehouse 7 does not answer")).to_have_count(1)
-        look()
-        page.get_by_role("button", name="Try it now").click()
-        expect(page.get_by_role("alert")).to_contain_text("try-now for")
-        expect(failing).to_be_visible()
-        look()
-        page.get_by_role("button", name="Make it a dead letter").click()
-        expect(page.get_by_role("alert")).to_contain_text("is stored: it does not fail any more")
-        expect(failing).to_have_count(0)
-        expect(page.get_by_role("row", name="dead-letter token (console of")).to_have_count(1)
-        look()
-        page.get_by_role("link", name="dead letters", exact=True).click()
-        page.get_by_role("link", name="ConnectionError").first.click()
-        expect(page.get_by_role("row", name="warehouse 7 does not answer")).to_have_count(1)
-        look()
-        assert (seen.foreign, seen.complaints) == ([], [])
+    screen.open("/")
+    found = page.get_by_role("listitem").filter(has_text="ConnectionError: warehouse 7 does not answer")
+    expect(found).to_be_visible()
+    _look(page)
+    found.get_by_role("link", name=blocked).click()
+    expect(failing).to_be_visible()
+    expect(page.get_by_role("row", name="ConnectionError: warehouse 7 does not answer")).to_have_count(1)
+    _look(page)
+    page.get_by_role("button", name="Try it now").click()
+    expect(page.get_by_role("alert")).to_contain_text("try-now for")
+    expect(failing).to_be_visible()
+    _look(page)
+    page.get_by_role("button", name="Make it a dead letter").click()
+    expect(page.get_by_role("alert")).to_contain_text("is stored: it does not fail any more")
+    expect(failing).to_have_count(0)
+    expect(page.get_by_role("row", name="dead-letter token (console of")).to_have_count(1)
+    _look(page)
+    page.get_by_role("link", name="dead letters", exact=True).click()
+    page.get_by_role("link", name="ConnectionError").first.click()
+    expect(page.get_by_role("row", name="warehouse 7 does not answer")).to_have_count(1)
+    _look(page)
+    assert (screen.foreign, screen.complaints) == ([], [])
 
 
 def test_times_are_also_shown_in_the_time_zone_of_the_browser(visit: Opener) -> None:
