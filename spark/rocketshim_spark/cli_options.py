@@ -49,7 +49,7 @@ Lake = Annotated[
 
 def brokers(about: str) -> Any:
     """Return the option of a command that reads a lake, and knows more with a connection."""
-    return typer.Option(*("--bootstrap", "-b"), envvar="ROCKETSHIM_BOOTSTRAP", callback=checked_bootstrap, help=about)
+    return typer.Option("--bootstrap", "-b", envvar="ROCKETSHIM_BOOTSTRAP", callback=checked_bootstrap, help=about)
 
 
 Master = Annotated[

@@ -92,8 +92,8 @@ class Lease:
 
         Decides: May messages of a partition be handed out, and its offset be committed? Everyone asks here: the poll
             loop and commits by `Ownership.owns`, the listener thread before each call (written out, for speed, in
-            `consumer.orderly.OrderlyRunner._one_by_one`). Positions of push consumers
-            never go back: `core.partition.Partition.may_send`; one asynchronous commit at a time:
+            `consumer.orderly.OrderlyRunner._one_by_one`). Positions of push consumers never go back:
+            `core.partition.Partition.may_send`; one asynchronous commit at a time:
             `consumer.reader.group_offsets.Committer.commit`.
         """
         return now_ms < self.until_ms
