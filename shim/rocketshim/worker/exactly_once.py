@@ -38,8 +38,8 @@
 * A worker that is fenced three times in a minute ends with an error: another worker has the same `transactional.id`.
 * Probes are not part of transactions and have a separate producer.
 * Nor are the hops of named messages between the timer log and the delay queues: of equal FIREs the log lets one count,
-  so such a hop may be stored twice. They are stored before the commit, by a producer without transactions. So they are
-  not visible a transaction later, and a name costs half as much time. That producer is made for the first of them.
+  so such a hop may be stored twice. They are stored before the commit, by a producer without transactions, and so they
+  are visible a transaction earlier. That producer is made for the first of them.
 
 What the failures of a transaction say (`TransactionFailures`, the part of `refusals` for transactions):
 
