@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.redrive import Fetch, Journal
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim_spark import cli_replay, events, redrive_marks

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rocketshim.admin.decoder import DeadLetterRecord
+from rocketshim.admin.dead_letter_formats import DeadLetterRecord
 from rocketshim_topics import DelayLevels, Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import time_in_queue_ms

@@ -49,7 +49,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock

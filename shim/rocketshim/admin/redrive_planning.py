@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from rocketshim.admin.decoder import DeadLetterRecord, Decoder
+from rocketshim.admin.dead_letter_formats import DeadLetterRecord, Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log

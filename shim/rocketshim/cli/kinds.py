@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.redrive import log_records, replay_id_of, whoami
 from rocketshim.admin.redrive_planning import make_plan
 from rocketshim.console.context import Console

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import by_cause

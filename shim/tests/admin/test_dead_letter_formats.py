@@ -14,7 +14,7 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.admin.decoder import DIALECTS, Decoder, Dialect, read_foreign
+from rocketshim.admin.dead_letter_formats import DIALECTS, Decoder, Dialect, read_foreign
 from rocketshim.admin.record_view import RecordView
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message as Record
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.redrive import record_maker
 from rocketshim.admin.redrive_planning import make_plan

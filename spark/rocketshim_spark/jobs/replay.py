@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.redrive_marks import empty_settled, join_settled
 from rocketshim_spark.report import MOST_ROWS, Report, Table

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.redrive import Journal, Make, Redriver, record_maker
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim_spark.jobs.replay import landed_record

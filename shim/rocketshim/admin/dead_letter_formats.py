@@ -174,7 +174,7 @@ def read_foreign(headers: Sequence[Header] | None) -> ForeignLetter | None:
     """Decode a dead letter of another project; return None if it is in none of the dialects.
 
     Decides: Which format has a dead letter, and whose is it? The first row of its table whose header is there;
-        `admin.decoder.Decoder` for our own.
+        `admin.dead_letter_formats.Decoder` for our own.
     """
     for dialect in DIALECTS:
         found = _Headers(headers or (), dialect)
