@@ -19,8 +19,8 @@ from proof.history import Delivery
 from proof.index import Index, Stored
 from proof.lines import Group
 from proof.violation import Violation
-from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.next_hop import NO_LISTENER
+from rocketshim.core.process_deaths import PROCESS_DIED
 
 __all__ = ["find"]
 

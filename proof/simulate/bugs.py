@@ -15,11 +15,11 @@ from rocketshim.consumer.orderly import OrderlyRunner
 from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.core.careful_start import CarefulPartition, CarefulStart
 from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.named_timers import Command, TimerTable
 from rocketshim.core.next_hop import HopMaker
 from rocketshim.core.orderly_queue import OrderlyTask
+from rocketshim.core.process_deaths import CarefulPartition, CarefulStart
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.dropin import Consumer as DropinConsumer

@@ -1,6 +1,6 @@
 """The listener threads, and the poll thread's side of them: it hands out messages and processes the results.
 
-While a partition is read with care (`core.careful_start`), its messages are taken and kept here, and submitted once a
+While a partition is read with care (`core.process_deaths`), its messages are taken and kept here, and submitted once a
 commit has noted them. A message that has killed too many processes is not submitted; it has failed.
 
 A failed message goes to `SendBack` as soon as its chunk is reported. While failed messages are on their way to their
@@ -23,9 +23,9 @@ from typing import Any, Final, Generic, Protocol
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer_metrics import DispatchCounts, OrderlyCounts
-from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.partition import PartitionQueue, QueueT, Work
+from rocketshim.core.process_deaths import PROCESS_DIED
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure

@@ -9,7 +9,7 @@ things are different on Kafka and have lost messages elsewhere:
 * Kafka records this difference only if we write it down. So the metadata of each commit carries two facts. The first is
   the number of partitions the topic had when the group began on it (`born`); every later commit repeats it. The second
   is a digest of the group's subscription, by which two members with different subscriptions detect each other. (The
-  metadata also carries the token of a lock, and a `core.careful_start.Handling`.)
+  metadata also carries the token of a lock, and a `core.process_deaths.Handling`.)
 
 The rules of `resolve_starts`, in order:
 
@@ -35,8 +35,8 @@ from enum import Enum
 from typing import Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
-from rocketshim.core.careful_start import Handling, decode_handling, encode_handling
 from rocketshim.core.clock import Backoff
+from rocketshim.core.process_deaths import Handling, decode_handling, encode_handling
 
 __all__ = [
     "Commit",

@@ -24,10 +24,10 @@ from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicA
 from rocketshim.consumer.reader.partition_reader import OnCommit, PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.allocate import Allocation
-from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.partition import FlowLimits
+from rocketshim.core.process_deaths import CarefulStart
 from rocketshim.core.start_position import StartRules
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.errors import ConsumerError, TopicMissingError

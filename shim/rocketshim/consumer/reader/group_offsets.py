@@ -9,7 +9,7 @@ first commit, the group would start at the new end of the log and lose the messa
 *Commits.* `core.partition` decides which offsets may be sent. A failed commit does not end the consumer, because the
 next commit covers it, unless the client can do nothing more (`fatal`). The refusal of one partition does not count for
 the others (`kafka.lookups.stored_among`). Under leases, positions that do not move are committed again each hour
-(`core.clock.RENEWAL_MS`). A position is also committed again if its metadata has changed (`core.careful_start`): soon,
+(`core.clock.RENEWAL_MS`). A position is also committed again if its metadata has changed (`core.process_deaths`): soon,
 because a call may wait for it.
 """
 
@@ -23,9 +23,9 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
-from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.clock import RENEWAL_MS, Timer
 from rocketshim.core.partition import Partition
+from rocketshim.core.process_deaths import CarefulStart, Handling
 from rocketshim.core.start_position import (
     Commit,
     CommitMetadata,

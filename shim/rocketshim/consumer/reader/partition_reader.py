@@ -26,8 +26,8 @@ from rocketshim.consumer.reader.group_offsets import StartOffsets
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_assigner import TopicAssigner
-from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.partition import Partition, PauseReason
+from rocketshim.core.process_deaths import CarefulStart
 from rocketshim.core.start_position import LookupRotation, StartRules
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer

@@ -14,11 +14,11 @@ from rocketshim.consumer.orderly import OrderlyDispatch, OrderlyMode, OrderlyRun
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.clock import now_ms_of
 from rocketshim.core.listener_answers import ConsumeOrderlyContext, ConsumeOrderlyStatus, DeadLetter, RetryLater
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.partition import FlowLimits
+from rocketshim.core.process_deaths import CarefulStart, Handling
 from rocketshim.core.start_position import (
     CommitMetadata,
     ConsumeFromWhere,

@@ -7,9 +7,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.group_offsets import Committer
-from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.clock import RENEWAL_MS
 from rocketshim.core.partition import Partition
+from rocketshim.core.process_deaths import CarefulStart, Handling
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.locks.lease import Lease, Ownership
 from rocketshim.testing.partition_result import PartitionResult

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.careful_start import CarefulStart, Handling, decode_handling, encode_handling
+from rocketshim.core.process_deaths import CarefulStart, Handling, decode_handling, encode_handling
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 P = TopicPartitionKey("orders", 0)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.clock import now_ms_of
+from rocketshim.core.process_deaths import CarefulStart, Handling
 from rocketshim.core.start_position import CommitMetadata, decode_metadata, encode_metadata
 from rocketshim.testing import InMemoryKafka
 
