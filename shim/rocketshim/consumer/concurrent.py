@@ -54,7 +54,7 @@ from rocketshim.consumer.listeners import Runner, WithoutContext, asked_level, w
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.core.clock import Clock, Timer
+from rocketshim.core.clock import Clock, Interval
 from rocketshim.core.listener_answers import (
     ALL,
     DEAD_LETTER_LEVEL,
@@ -290,7 +290,7 @@ class ConcurrentMode(Mode[ProcessQueue]):
         self, reader: PartitionReader, dispatch: ConcurrentDispatch, settings: PushConsumerSettings, limits: FlowLimits
     ) -> None:
         super().__init__(reader, dispatch, settings, limits)
-        self._sweep = Timer(max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)))
+        self._sweep = Interval(max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)))
 
     def accept(self, partitions: list[TopicPartition]) -> None:
         """Start partitions."""

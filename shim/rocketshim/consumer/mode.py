@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition
 from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.core.clock import Timer
+from rocketshim.core.clock import Interval
 from rocketshim.core.partition import (
     FlowLimits,
     Partition,
@@ -55,7 +55,7 @@ class Mode(ABC, Generic[QueueT]):
             store=reader.starts.store,
             care=reader.care,
         )
-        self._commit_timer = Timer(settings.persist_consumer_offset_interval_ms)
+        self._commit_interval = Interval(settings.persist_consumer_offset_interval_ms)
         self.dispatch = dispatch
         self.reader = reader
         self.settings = settings
@@ -236,7 +236,7 @@ class Mode(ABC, Generic[QueueT]):
 
     def commit_if_due(self, now_ms: int) -> None:
         """Commit at the interval, also what no reader sees."""
-        if self._commit_timer.is_due(now_ms):
+        if self._commit_interval.is_due(now_ms):
             self.skip_invisible()
             self.commit()
 

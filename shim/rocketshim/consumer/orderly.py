@@ -55,7 +55,7 @@ from rocketshim.consumer.listeners import Runner, WithoutContext, wants
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.core.clock import Clock, Timer
+from rocketshim.core.clock import Clock, Interval
 from rocketshim.core.listener_answers import (
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
@@ -281,7 +281,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
     ) -> None:
         super().__init__(reader, dispatch, settings, limits)
         if log is not None:  # a crash repeats what was not committed
-            self._commit_timer = Timer(min(settings.persist_consumer_offset_interval_ms, _COMMIT_MS))
+            self._commit_interval = Interval(min(settings.persist_consumer_offset_interval_ms, _COMMIT_MS))
         self._log = log  # None: no locks (broadcasting)
         self._now_ms = reader.now_ms
         self._assigned: set[TopicPartitionKey] = set()
@@ -293,7 +293,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
         self._start_from_ms = 0  # while Kafka's group rebalances, nothing can be committed
         self._restart_from_ms = 0
         self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
-        self._report = Timer(_REPORT_MS)
+        self._report = Interval(_REPORT_MS)
         self._alarmed: set[int] = set()  # epochs whose missing commit was logged
 
     @property

@@ -31,7 +31,7 @@ from rocketshim.at_exit import at_exit
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState
-from rocketshim.core.clock import Timer
+from rocketshim.core.clock import Interval
 from rocketshim.core.partition import PartitionQueue
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.core.user_values import safe_text
@@ -66,7 +66,7 @@ class TopicWatch:
     def __init__(self, source: Subscriptions, interval_ms: int) -> None:
         self.topics = source.topics()
         self.source = source
-        self._look = Timer(interval_ms)
+        self._look = Interval(interval_ms)
         self._unknown: dict[str, int] = {}  # topic to the time of its look-up, monotonic ms
 
     def refresh(self) -> bool:
@@ -144,7 +144,7 @@ class PollLoop:
         self._settings = settings
         self._now_ms = mode.reader.now_ms
         self._watch = TopicWatch(source, settings.rebalance_interval_ms)
-        self._show = Timer(_SHOW_MS)
+        self._show = Interval(_SHOW_MS)
         self._stop_by_ms: int | None = None  # None: no stop requested; no Event: a signal handler may need its lock
         self._asked: SimpleQueue[tuple[Callable[[PollLoop], None], Future[None]]] = SimpleQueue()
         self._next_pull_ms = self._next_poll_ms = 0

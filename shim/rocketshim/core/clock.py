@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["RENEWAL_MS", "Backoff", "Clock", "Timer", "now_ms_of"]
+__all__ = ["RENEWAL_MS", "Backoff", "Clock", "Interval", "now_ms_of"]
 
 RENEWAL_MS: Final = 3_600_000
 """How often positions are committed again that have not moved. Kafka forgets a position of a group without members if
@@ -32,7 +32,7 @@ def now_ms_of(clock: Clock) -> Callable[[], int]:
 
 
 @dataclass(slots=True)
-class Timer:
+class Interval:
     """Something that is due at an interval, for the first time immediately."""
 
     interval_ms: int

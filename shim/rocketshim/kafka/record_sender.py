@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS, at_exit
 from rocketshim.core.broker_clock import BrokerClock
-from rocketshim.core.clock import Timer
+from rocketshim.core.clock import Interval
 from rocketshim.errors import ClosedError
 from rocketshim.kafka.clients import ProducerClient, close_producer, is_fatal
 from rocketshim.kafka.membership import WorkerWatch
@@ -262,7 +262,7 @@ class OwnedSender(Generic[_What]):
         probe: Callable[[], OutgoingRecord] | None = None,
     ) -> None:
         self.make_producer = make_producer
-        self._renewal = Timer(renewal_ms)
+        self._renewal = Interval(renewal_ms)
         self._on_renewed = on_renewed
         self._time = time
         self._probe = probe

@@ -42,7 +42,7 @@ from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
-from rocketshim.core.clock import Clock, Timer, now_ms_of
+from rocketshim.core.clock import Clock, Interval, now_ms_of
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients
@@ -434,7 +434,7 @@ class LockWatch:
     def __init__(self, group_log: str, lease_ms: int) -> None:
         self._group_log = group_log
         self._again_ms = 2 * lease_ms
-        self._look = Timer(_LOOK_MS)
+        self._look = Interval(_LOOK_MS)
         self._waits: dict[MessageQueue, tuple[int, int]] = {}  # since when, and when it is to be logged
 
     def look(self, holder: QueueLockHolder, log: GroupLog, now_ms: int) -> None:

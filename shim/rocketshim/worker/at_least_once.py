@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.clock import Clock, Timer
+from rocketshim.core.clock import Clock, Interval
 from rocketshim.core.level_queue import Due
 from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
@@ -252,7 +252,7 @@ class AtLeastOnce:
         self._waiting: deque[tuple[int, Flight, int]] = deque()  # (when, ns; flight; index of the record)
         self._unready: dict[TargetHealth, list[tuple[Flight, list[int]]]] = {}  # (flight; indexes), by unknown target
         self._backlog: deque[tuple[Flight, HopGroup, int]] = deque()  # waits for room or topics; when routed
-        self._renewal = Timer(_RENEWAL_MS)
+        self._renewal = Interval(_RENEWAL_MS)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from rocketshim.consumer.pull.session import PullSession
 from rocketshim.consumer.reader.group_offsets import commit_now
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.core.clock import Clock, Timer
+from rocketshim.core.clock import Clock, Interval
 from rocketshim.core.partition import PauseReason
 from rocketshim.core.start_position import StartRules, timestamp_or_default
 from rocketshim.core.subscriptions import digest_of, text_of
@@ -429,8 +429,8 @@ class PullPartitions:
         # by topic the listener for changes of its queues, and the queues that it knows; None: not looked up yet
         self.watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._logical: dict[str, str] = {}
-        self._commit_timer = Timer(settings.auto_commit_interval_ms)
-        self._watch_timer = Timer(settings.topic_metadata_check_interval_ms)
+        self._commit_interval = Interval(settings.auto_commit_interval_ms)
+        self._watch_interval = Interval(settings.topic_metadata_check_interval_ms)
 
     # --- the client --------------------------------------------------------------------------------------------------
 
@@ -550,7 +550,7 @@ class PullPartitions:
 
     def changed_queues(self) -> Iterator[tuple[QueuesListener, str, list[MessageQueue]]]:
         """Look up the watched queues, if it is time; yield each listener to call with its topic and changed queues."""
-        due = list(self.watched.items()) if self._watch_timer.is_due(self.reader.now_ms()) else []
+        due = list(self.watched.items()) if self._watch_interval.is_due(self.reader.now_ms()) else []
         for topic, (listener, before) in due:
             try:
                 now = self.lookup.queues(topic)
@@ -591,7 +591,7 @@ class PullPartitions:
 
     def do_due(self) -> None:
         """Commit if it is time, and try again to start queues that could not be started yet."""
-        if self._settings.auto_commit and self._commit_timer.is_due(self.reader.now_ms()):
+        if self._settings.auto_commit and self._commit_interval.is_due(self.reader.now_ms()):
             self.skip_invisible()
             self._commit_done()
         reader = self.reader

@@ -23,7 +23,7 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
-from rocketshim.core.clock import RENEWAL_MS, Timer
+from rocketshim.core.clock import RENEWAL_MS, Interval
 from rocketshim.core.partition import Partition
 from rocketshim.core.process_deaths import CarefulStart, Handling
 from rocketshim.core.start_position import (
@@ -83,7 +83,7 @@ class Committer:
         self._sent_handlings: dict[TopicPartitionKey, Handling | None] = {}
         self._not_before_ms = self._last_ms = 0
         self._partitions = partitions
-        self._renewal = Timer(RENEWAL_MS, now_ms() + RENEWAL_MS)
+        self._renewal = Interval(RENEWAL_MS, now_ms() + RENEWAL_MS)
         self._again: set[TopicPartitionKey] = set()  # to commit, even if their offsets have not moved
         self.outstanding = 0  # commits without an answer yet; librdkafka may repeat one after a later one: none follows
         self.failed = 0  # number of commits refused since the start
@@ -221,7 +221,7 @@ class StartOffsets:
         # topic to the subscription, as text, of a member that committed there and may have another filter of the topic:
         # two filters in one group lose messages, since each member skips what the other wants
         self.conflicts: dict[str, str] = {}
-        self._compared = Timer(rules.compare_every_ms)
+        self._compared = Interval(rules.compare_every_ms)
 
     def subscribe(self, digest: str, subscription: str) -> None:
         """Set a changed subscription; commits carry it from now on."""
