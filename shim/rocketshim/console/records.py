@@ -39,7 +39,7 @@ from rocketshim_topics.names import check_topic
 
 __all__ = [
     "Biography",
-    "Kind",
+    "HopOutcome",
     "Step",
     "biography",
     "body",
@@ -61,8 +61,8 @@ _BEGINNINGS, _ENDS = frozenset("{["), frozenset("}]")
 _MOST_HOPS = 100
 _MOST_RECORDS = 500
 _DAY_MS = 86_400_000
-Kind = Literal["made", "waits", "failed", "dead", "missing"]
-_MARKS: Final[dict[Kind, str]] = {"made": "✓", "waits": "…", "failed": "✗", "dead": "✗", "missing": "?"}
+HopOutcome = Literal["made", "waits", "failed", "dead", "missing"]
+_MARKS: Final[dict[HopOutcome, str]] = {"made": "✓", "waits": "…", "failed": "✗", "dead": "✗", "missing": "?"}
 _LANES: Final = ("source", "schedule", "retry", "dead", "parked")
 _LEFT, _COLUMN, _TOP, _ROW = 90, 84, 34, 44
 
@@ -371,7 +371,7 @@ class Step:
     x: int  # the centre of its circle
     y: int
     lane: str  # the kind of its topic
-    kind: Kind  # what happened
+    kind: HopOutcome  # what happened
     mark: str  # a sign for it, so that the colour alone need not tell
     at: str  # its coordinates
     link: tuple[str, int, int] | None  # topic, partition and offset; None: the record is missing
@@ -433,7 +433,7 @@ def _lane(topic: str, names: TopicNames) -> str:
     return "source"
 
 
-def _kind(hop: RecordView, lane: str) -> Kind:
+def _kind(hop: RecordView, lane: str) -> HopOutcome:
     if lane in {"dead", "parked"}:
         return "dead"
     if hop.due_ms is not None:
