@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from rocketshim.admin.plan_from_topic import make_plan
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.redrive_planning import make_plan
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.kinds import PARKED, parked_selection, position_of, with_listing
 from rocketshim.cli.options import Connected, Json

@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rocketshim.admin.plan_from_topic import make_plan, read_plan
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.redrive import planned_redriver
-from rocketshim.admin.redrive_planning import make_plan, read_plan
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.kinds import Choice, OfGroup, OfTopic, dead_letter_topic_of
 from rocketshim.cli.options import AtBrokers, Connected, Connection, DryRun, Json

@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.dead_letter_formats import Decoder
+from rocketshim.admin.plan_from_topic import make_plan
 from rocketshim.admin.redrive import log_records, replay_id_of, whoami
-from rocketshim.admin.redrive_planning import make_plan
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, Selection, decimal, given, whole
 from rocketshim.console.reading import BoundedReading, Ending, read_newest

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rocketshim.admin.plan_from_topic import read_plan
 from rocketshim.admin.redrive import planned_redriver
-from rocketshim.admin.redrive_planning import read_plan
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.kafka.clients import Clients

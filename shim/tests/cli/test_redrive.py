@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Message as Record
 
 from rocketshim.admin.dead_letter_formats import Decoder
+from rocketshim.admin.plan_from_topic import make_plan
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.redrive import record_maker
-from rocketshim.admin.redrive_planning import make_plan
 from rocketshim.cli import main
 from rocketshim.cli.options import Connection
 from rocketshim.cli.redrive import _plan, _report, _write_private, write_plan

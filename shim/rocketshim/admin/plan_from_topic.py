@@ -1,4 +1,4 @@
-"""Make a redrive plan of the dead letters or parked records of a topic, or read it from its file.
+"""Make a redrive plan from a topic, of its dead letters or parked records, or read a plan from its file.
 
 The plan itself, and why a dead letter is held back, is in `rocketshim_topics.redrive_plan`; `rocketshim.admin.redrive`
 applies it.
