@@ -357,7 +357,7 @@ class AtLeastOnce:
 
     # --- results -----------------------------------------------------------------------------------------------------
 
-    def process_reports(self, now_ns: int) -> None:
+    def resolve_outcomes(self, now_ns: int) -> None:
         """Process reports, produce failed records again, and handle targets that do not answer."""
         self._producers.poll(0)
         for _ in range(len(self._writer.inbox)):  # not those that are refused meanwhile: this could go on forever
@@ -534,7 +534,7 @@ class AtLeastOnce:
             if now_ns >= end_ns:
                 return
             self._producers.poll(_BUSY_MS / 1_000)
-            self.process_reports(now_ns)
+            self.resolve_outcomes(now_ns)
 
     def close(self) -> None:
         """Abandon records in flight and close the producers."""

@@ -733,7 +733,7 @@ class ExactlyOnce:
             self._uncertain.append(transaction)
 
     def _discard_producer(self) -> None:
-        """Close the producer; the next `process_reports` creates a new one."""
+        """Close the producer; the next `resolve_outcomes` creates a new one."""
         self._discard_beside()
         self._targets.set_producers()
         self._producer.discard()
@@ -742,7 +742,7 @@ class ExactlyOnce:
         """Have the producer replaced before the next transaction."""
         self._producer.connection_lost()
 
-    def process_reports(self, now_ns: int) -> None:
+    def resolve_outcomes(self, now_ns: int) -> None:
         """Create and initialise a producer if there is none, and find out the outcome of uncertain transactions.
 
         Raise WorkerError if the worker was fenced three times in a minute.

@@ -102,8 +102,8 @@ class Delivery(Protocol):
     def end_turn(self, now_ns: int) -> None:
         """Finish the turn: no more records are due for now."""
 
-    def process_reports(self, now_ns: int) -> None:
-        """Process the results of written records; write those that failed again."""
+    def resolve_outcomes(self, now_ns: int) -> None:
+        """Find out what became of written records; write those that failed again, with a new producer if need be."""
 
     def connection_lost(self) -> None:
         """React to a connection to a broker that broke since the last turn."""
@@ -348,7 +348,7 @@ class DelayWorker:
         delivery.end_turn(self._clock.monotonic_ns())
         now_ns = self._clock.monotonic_ns()
         self._assignment.throttle(consumer, now_ns)
-        delivery.process_reports(now_ns)
+        delivery.resolve_outcomes(now_ns)
         self._prober.process_reports(self._clock.monotonic_ns())  # `now_ns` is older than the reports just polled
         for assigned in self._assignment.held.values():
             if assigned.queue.asks_for_probe(now_ns):
@@ -410,7 +410,7 @@ class DelayWorker:
                     self._served = assigned.key
                     delivery.relay(assigned, due, now_ns)
             if progress:
-                delivery.process_reports(self._clock.monotonic_ns())
+                delivery.resolve_outcomes(self._clock.monotonic_ns())
 
     # --- state -------------------------------------------------------------------------------------------------------
 

@@ -101,12 +101,12 @@ def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
     batch.reported(None, STORED)  # a
     out._writer.failure = KafkaError(KafkaError._FATAL)
-    out.process_reports(1)
+    out.resolve_outcomes(1)
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "nobody knows which of them was stored"
     for _, report in again:
         report(None, STORED)
-    out.process_reports(2)
+    out.resolve_outcomes(2)
     assert len(confirmed) == 1
 
 
@@ -118,12 +118,12 @@ def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     out._register(batch)
     out._in_flight.confirmed_ns = 50  # other records were stored meanwhile
     out._writer.failure = KafkaError(KafkaError._FATAL)
-    out.process_reports(100)
+    out.resolve_outcomes(100)
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "none of it is taken for silence of the target"
     for _, report in again:
         report(None, STORED)
-    out.process_reports(105)
+    out.resolve_outcomes(105)
     assert len(confirmed) == 1
 
 
@@ -142,12 +142,12 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     replaced: list[HopBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[assignment]
     soon_after.reported(None, STORED)
-    out.process_reports(100)
+    out.resolve_outcomes(100)
     later.reported(None, STORED)
-    out.process_reports(170)
+    out.resolve_outcomes(170)
     assert not replaced, "others take 95 ns at the moment, which is more than the patience"
     much_later.reported(None, STORED)
-    out.process_reports(401)
+    out.resolve_outcomes(401)
     assert replaced == [slow]
 
 
@@ -168,7 +168,7 @@ def test_a_producer_that_refuses_a_record_each_time_does_not_block_the_loop() ->
     made[0].produce = refuse  # type: ignore[method-assign]
     out._send(flight, [0, 1, 2], 0)
     for turn in range(2, 5):
-        out.process_reports(turn)
+        out.resolve_outcomes(turn)
         assert len(refused) == 3 * turn, "a turn of the loop tries each record once"
         assert out.wait_ns(turn) is not None, "the next turn is soon"
     assert confirmed == []
