@@ -18,7 +18,7 @@ fails. Topics that the principal may not read have no append times; they are tri
 """
 
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import closing, suppress
@@ -48,6 +48,7 @@ from rocketshim.observe.snapshot import (
     has_that_group,
     target_of,
 )
+from rocketshim_topics.causes import fingerprint
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import (
@@ -312,7 +313,7 @@ class _Records:
     def __init__(self, names: TopicNames) -> None:
         self._names = names
         self._waiting: dict[tuple[TopicPartitionKey, int, int], tuple[Any, ...]] = {}
-        self._causes: dict[tuple[TopicPartitionKey, int], str] = {}
+        self._causes: dict[tuple[TopicPartitionKey, int], Counter[str]] = {}
         self._positions: dict[str, int] = {}
         self._entries: dict[tuple[str, str, int], tuple[int, int, LeaseEntry]] = {}
         self._members: dict[tuple[str, str], int] = {}
@@ -334,15 +335,17 @@ class _Records:
         return {key: records for (key, _, _), records in self._waiting.items()}
 
     def causes(self, reader: TopicReader, dead: Mapping[TopicPartitionKey, tuple[int, int]]) -> dict[str, str]:
-        """Return the most frequent cause of the newest dead letters of each topic."""
+        """Return the most frequent cause of the newest dead letters of each topic, all its partitions together."""
         wanted = {(key, end) for key, (_, end) in dead.items()}
-        self._causes = {each: cause for each, cause in self._causes.items() if each in wanted}
+        self._causes = {each: counts for each, counts in self._causes.items() if each in wanted}
         new = {key: (max(dead[key][0], end - HEAD_COUNT), end) for key, end in wanted - self._causes.keys()}
         found = self._read(reader, new)
         for key, (_, end) in new.items():
-            counts = Counter(filter(None, map(_cause, found.get(key, ()))))
-            self._causes[key, end] = next((cause for cause, _ in counts.most_common(1)), "")
-        return {key.topic: cause for (key, _), cause in self._causes.items() if cause}
+            self._causes[key, end] = Counter(filter(None, map(_cause, found.get(key, ()))))
+        totals = defaultdict[str, Counter[str]](Counter)
+        for (key, _), counts in self._causes.items():
+            totals[key.topic] += counts
+        return {topic: max(sorted(counts), key=counts.__getitem__) for topic, counts in totals.items() if counts}
 
     def read_logs(self, reader: TopicReader, logs: Mapping[str, str], now_ms: int) -> None:
         """Read what was appended to the logs of these groups; at first, what the last two leases have."""
@@ -431,7 +434,7 @@ def _has_no_message(record: Any) -> bool:
 def _cause(record: Any) -> str:
     with suppress(MalformedRecordError):
         envelope = decode(read_headers(record), trusted=True)
-        return f"{envelope.fail_class}: {envelope.fail_text or ''}"[:_CAUSE_CHARS] if envelope.fail_class else ""
+        return f"{envelope.fail_class}: {fingerprint(envelope.fail_text)}"[:_CAUSE_CHARS] if envelope.fail_class else ""
     return ""
 
 

@@ -429,14 +429,15 @@ def test_a_target_that_no_topic_can_have_is_not_missing(world: World) -> None:
 
 def test_new_dead_letters_are_counted_with_their_most_frequent_cause(world: World) -> None:
     dead = NAMES.dead_letter("pay")
-    world.kafka.create_topic(dead, 1)
-    for name, text in (("KeyError", "a"), ("ValueError", "b"), ("ValueError", "b")):
-        world.kafka.append(dead, b"x", headers=[("FAIL_CLASS", name.encode()), ("FAIL_TEXT", text.encode())])
+    world.kafka.create_topic(dead, 2)
+    for number, (partition, name) in enumerate(((0, b"Key"), (0, b"Key"), (0, b"Value"), (1, b"Value"), (1, b"Value"))):
+        headers = [("FAIL_CLASS", name), ("FAIL_TEXT", b"order %d" % number)]
+        world.kafka.append(dead, b"x", partition=partition, headers=headers)
     (topic,) = world.snapshot().dead
-    assert (topic.new, topic.recent, topic.cause) == (3, 3, "ValueError: b")
+    assert (topic.new, topic.recent, topic.cause) == (5, 5, "Value: order #")
     world.clock.advance(900_001)
     (topic,) = world.snapshot().dead
-    assert (topic.new, topic.recent, topic.cause) == (0, 3, "")
+    assert (topic.new, topic.recent, topic.cause) == (0, 5, "")
 
 
 def renewed(world: World, token: int, *counts: tuple[int, int], owner: str = "c") -> None:
