@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from rocketshim.observe.snapshot import FailingMessage, Snapshot
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_local.startup_kit import startup_kit
 from rocketshim_topics import DelayLevels, TopicNames, TopicSpec, provision
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from .running import killed_at_last
 from .waiting import wait_until
@@ -437,6 +438,26 @@ def test_a_look_that_is_there_is_not_taken_again(broker: Broker, sound: list[str
     taken = gather.gather(*here, look=replace(look, error="no broker answered")).look
     assert taken is not None
     assert taken.failing == ()
+
+
+def test_only_a_group_that_is_named_is_asked_for_the_topics_of_other_groups(
+    broker: Broker, admin: AdminClient, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = TopicNames(f"{space}two")
+    bill, ship = names.retry("bill"), names.retry("ship")
+    for retry in (bill, ship):
+        create(admin, retry, 1)
+    asked: set[tuple[str, str]] = set()
+    committed = TopicReader.committed
+
+    def noting(reader: TopicReader, group: str, partitions: Iterable[TopicPartitionKey]) -> Any:
+        wanted = list(partitions)
+        asked.update((group, each.topic) for each in wanted)
+        return committed(reader, group, wanted)
+
+    monkeypatch.setattr(TopicReader, "committed", noting)
+    gather.gather(broker.bootstrap, names, DelayLevels.parse(LEVELS), groups=["ship"])
+    assert asked & {("bill", bill), ("bill", ship), ("ship", bill)} == {("bill", bill), ("ship", bill)}
 
 
 def test_no_broker_is_an_error_and_no_finding(capsys: pytest.CaptureFixture[str]) -> None:

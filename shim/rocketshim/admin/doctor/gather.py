@@ -96,12 +96,13 @@ def gather(
         brokers = cluster.brokers()
         visible = cluster.reader.topics()
         user_topics = tuple(names.physical(topic) for topic in topics)
-        found = tuple(dict.fromkeys([*map(check_group, groups), *_groups_with_retries(names, visible)]))
+        named = tuple(dict.fromkeys(map(check_group, groups)))
+        found = tuple(dict.fromkeys([*named, *_groups_with_retries(names, visible)]))
         transactions = cluster.transactions() if names.timer_state in visible else {}
         wanted = [*_topics_to_read(names, found, user_topics), *map(names.check, transactions)]
         described = cluster.topics([name for name in wanted if name in visible])
         if look is None or look.error is not None:
-            look = cluster.look(levels, found)
+            look = cluster.look(levels, named)  # it asks a group that is named for all topics; it finds the others
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name in {names.schedule, names.timers}}
         clocks_ms = cluster.clocks(described.get(names.schedule)) if probe else {}
