@@ -3,7 +3,7 @@
 from typing import Any
 
 from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
-from rocketshim.worker.hop_writer import Route
+from rocketshim.worker.hop_writer import Action
 from rocketshim_topics.wire import decode, read_headers
 
 __all__ = [
@@ -116,7 +116,7 @@ def state_is_written_first(original: Any) -> Any:
         if flight.assigned.timers is not None and not flight.is_later:
             producer = self._producers.of(one_per_batch=False, targets=self._targets)
             for group in self._router.route(flight.due, flight.assigned, now_ns, indexes):
-                for _, value, key, headers, _ in group.records if group.kind is Route.STATE else ():
+                for _, value, key, headers, _ in group.records if group.kind is Action.STATE else ():
                     producer.produce(group.topic, value, key, group.partition, headers=headers)
         original(self, flight, indexes, now_ns, *values, **named)
 

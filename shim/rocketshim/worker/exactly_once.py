@@ -70,7 +70,7 @@ from rocketshim.kafka.clients import (
 )
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition, Assignment
-from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Route
+from rocketshim.worker.hop_writer import Action, Flight, HopBatch, HopGroup, HopWriter
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import SPOILS_BATCH, Refusals
 from rocketshim.worker.router import Router
@@ -109,7 +109,7 @@ _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its t
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - no public spelling
 FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001
 _SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
-_WAITS: Final = frozenset({Route.REQUEUE, Route.NEXT})
+_WAITS: Final = frozenset({Action.REQUEUE, Action.NEXT})
 _BACKOFF_NS: Final = Backoff(1_000_000_000, 5_000_000_000)
 
 
@@ -207,13 +207,13 @@ class TransactionFailures:
         for batch, at, error in transaction.failures():
             group = batch.group
             if error.code() in PURGED:
-                if is_silent and group.kind is Route.DELIVER and group.target is not None:
+                if is_silent and group.kind is Action.DELIVER and group.target is not None:
                     self._refusals.target_failed(group.target, now_ns, "no-answer")
             elif error.code() not in FENCED | _SPOILS:
-                if self._refusals.must_wait(batch, at, error, now_ns) and group.kind is not Route.DELIVER:
+                if self._refusals.must_wait(batch, at, error, now_ns) and group.kind is not Action.DELIVER:
                     self._back_off(batch, at, error, now_ns)
                 is_refused = is_refused or (
-                    group.kind is Route.DELIVER and not batch.alone and error.code() in SPOILS_BATCH
+                    group.kind is Action.DELIVER and not batch.alone and error.code() in SPOILS_BATCH
                 )
         return is_refused
 
@@ -222,7 +222,7 @@ class TransactionFailures:
         denied = self._denied({batch.group.topic for batch in transaction.batches})
         for batch in transaction.batches:
             group = batch.group
-            if group.topic in denied and group.kind is not Route.DELIVER:
+            if group.topic in denied and group.kind is not Action.DELIVER:
                 self._back_off(batch, 0, cause, now_ns)
             elif group.topic in denied and group.target is not None:
                 self._refusals.target_failed(group.target, now_ns, cause.name())
@@ -422,7 +422,7 @@ class ExactlyOnce:
         for target in assigned.awaited:
             target.keep_missing(now_ns)
         groups = self._router.route(due, assigned, now_ns)
-        awaited = {group.target for group in groups if group.kind is Route.NOT_YET and group.target is not None}
+        awaited = {group.target for group in groups if group.kind is Action.NOT_YET and group.target is not None}
         if awaited:
             assigned.awaited |= awaited
             assigned.queue.failed(due)
@@ -484,9 +484,9 @@ class ExactlyOnce:
         """Produce groups of a flight; return the indexes of the records that the producer refuses."""
         refused: list[HopBatch] = []
         for group in groups:
-            if group.kind is Route.NOT_YET:
+            if group.kind is Action.NOT_YET:
                 transaction.must_abort = True  # the producer has to learn about the target's new partitions
-            elif group.kind is Route.SKIP:
+            elif group.kind is Action.SKIP:
                 self._counts.skipped += len(group.records)
             elif not flight.keeps(group):
                 transaction.topics.add(group.topic)

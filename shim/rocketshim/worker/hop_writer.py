@@ -29,7 +29,7 @@ from rocketshim.worker.state import WorkerCounts, re_append_event
 from rocketshim.worker.targets import TargetHealth
 from rocketshim_topics.wire import Header, coordinates
 
-__all__ = ["Flight", "HopBatch", "HopGroup", "HopRecord", "HopWriter", "Route", "merged"]
+__all__ = ["Action", "Flight", "HopBatch", "HopGroup", "HopRecord", "HopWriter", "merged"]
 
 _FULL_S: Final = 0.02  # how long to wait at a time while the producer's queue is full
 _LARGER_THAN_QUEUE: Final = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "larger than queue.buffering.max.kbytes")
@@ -37,8 +37,8 @@ _UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_
 _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
-class Route(Enum):
-    """What becomes of a record of a run, as `Router` and `TimerRouter` decide."""
+class Action(Enum):
+    """What the worker does with a record of a run, as `Router` and `TimerRouter` decide."""
 
     DELIVER = "deliver"
     REQUEUE = "hop"  # into another delay queue
@@ -65,7 +65,7 @@ class HopGroup:
 
     def __init__(
         self,
-        kind: Route,
+        kind: Action,
         topic: str = "",
         partition: int = -1,
         *,
@@ -110,9 +110,9 @@ class Flight:
         self.due = due
         self.pending = len(due.records)
         self.mean_bytes = due.size_bytes / len(due.records)
-        self._later: dict[Route, dict[int, tuple[Route, str, int, HopRecord]]] = {Route.NEXT: {}, Route.STATE: {}}
+        self._later: dict[Action, dict[int, tuple[Action, str, int, HopRecord]]] = {Action.NEXT: {}, Action.STATE: {}}
         self._phases = iter(self._later)
-        self._begun: dict[int, tuple[Route, str, int, HopRecord]] = {}  # of the phase that has begun; none: the effects
+        self._begun: dict[int, tuple[Action, str, int, HopRecord]] = {}  # of the phase begun; none: the effects
 
     @property
     def is_later(self) -> bool:
@@ -133,7 +133,7 @@ class Flight:
             if hops := self._later[kind]:
                 self._begun = hops
                 # of each name only its last state: one that is written again must not come behind a later one
-                last = {hop[2] if kind is Route.STATE else at: at for at, (*_, hop) in sorted(hops.items())}
+                last = {hop[2] if kind is Action.STATE else at: at for at, (*_, hop) in sorted(hops.items())}
                 self.pending = len(last)
                 return sorted(last.values())
         return []
@@ -248,19 +248,19 @@ class HopWriter:
         group, flight, counts = batch.group, batch.flight, self._counts
         stored = [at for at in range(len(batch.indexes)) if at not in unstored]
         records = [flight.due.records[batch.indexes[at]] for at in stored]
-        if group.kind is Route.DELIVER:
+        if group.kind is Action.DELIVER:
             counts.delivered += len(stored)
             clock_ms = flight.due.clock_ms(now_ns)
             counts.lateness.add_all([(clock_ms - batch.dues_ms[at]) / 1e3 for at in stored])
             if group.target is not None:
                 group.target.record_success()
-        elif group.kind in {Route.REQUEUE, Route.NEXT}:
+        elif group.kind in {Action.REQUEUE, Action.NEXT}:
             counts.hopped += len(stored)
-        elif group.kind is Route.RE_APPEND:
+        elif group.kind is Action.RE_APPEND:
             counts.re_appended += len(stored)
             for record in records:
                 self._alarm(re_append_event(group.reason), record=coordinates(record), error=group.reason)
-        elif group.kind is Route.PARK:
+        elif group.kind is Action.PARK:
             for record in records:
                 counts.count_parked(group.reason)
                 self._alarm("worker.parked", reason=group.reason, record=coordinates(record))

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 
 from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.reports import is_unconfirmed
-from rocketshim.worker.hop_writer import HopBatch, Route
+from rocketshim.worker.hop_writer import Action, HopBatch
 from rocketshim.worker.targets import TargetHealth, TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.coordinates import RecordCoordinates, TopicPartitionKey
@@ -82,12 +82,12 @@ class Refusals:
         if error.code() in _NO_CAUSE:
             return False
         record, kind, topic = batch.record(at), batch.group.kind, batch.group.topic
-        if kind is not Route.DELIVER:
+        if kind is not Action.DELIVER:
             if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
                 self.targets.producer_lacks(self.targets.target(topic, now_ns), now_ns)
-            if kind in {Route.NEXT, Route.STATE}:
+            if kind in {Action.NEXT, Action.STATE}:
                 return True
-            if kind is not Route.PARK and error.code() == KafkaError.INVALID_RECORD:
+            if kind is not Action.PARK and error.code() == KafkaError.INVALID_RECORD:
                 raise compacted(topic)
             return self._must_own_hop_wait(record, kind, error)
         target = self.targets.target(topic, now_ns)
@@ -116,10 +116,10 @@ class Refusals:
         elif target.begin_careful(now_ns):
             self._alarm("worker.target-careful", topic=target.topic, error=error.name())
 
-    def _must_own_hop_wait(self, record: Any, kind: Route, error: KafkaError) -> bool:
+    def _must_own_hop_wait(self, record: Any, kind: Action, error: KafkaError) -> bool:
         if error.code() not in REFUSED_RECORD:
             return True
-        if kind is not Route.PARK:
+        if kind is not Action.PARK:
             self.park(record, f"hop-refused:{error.name()}")
         elif self.park_without_body(record):
             self._alarm("worker.parked-without-body", partition=record.partition(), offset=record.offset())

@@ -41,7 +41,7 @@ from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
-from rocketshim.worker.hop_writer import HopGroup, HopRecord, Route
+from rocketshim.worker.hop_writer import Action, HopGroup, HopRecord
 from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.targets import TargetHealth
 from rocketshim_topics import wire
@@ -236,7 +236,7 @@ class Router:
                 chosen = (shape.to_retry if route.is_retry else shape.to_topic)(
                     shape.candidates(headers, hop_id, append_ms)
                 )
-                kind, to = Route.DELIVER, target
+                kind, to = Action.DELIVER, target
                 if shape.timestamp >= 0:
                     each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms)
                     timestamps |= each.timestamps(target, clock_ms, now_ns)
@@ -244,7 +244,7 @@ class Router:
                 partition = qid if qid >= 0 else target.turn % count if key is None else murmur2(key, count)
             elif due_ms > clock_ms and due_ms - clock_ms <= self._max_delay_ms and route.refusal is None:
                 chosen = shape.to_queue(shape.candidates(headers, hop_id, append_ms, due_ms))
-                kind, to = Route.REQUEUE, self._queues
+                kind, to = Action.REQUEUE, self._queues
                 partition = self._levels.queue_for(due_ms - clock_ms, number // self._levels.STRIDE)
             else:
                 each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms, shape.timer >= 0)
@@ -254,7 +254,7 @@ class Router:
             add = begun.get((to, partition))
             if add is None:
                 started = HopGroup(
-                    kind, to.topic, partition, target=None if kind is Route.REQUEUE else to, timestamps=timestamps
+                    kind, to.topic, partition, target=None if kind is Action.REQUEUE else to, timestamps=timestamps
                 )
                 groups.append(started)
                 add = begun[to, partition] = started.records.append
@@ -306,7 +306,7 @@ class Router:
         hop_id, append_ms = coordinates(record).encode(), record.timestamp()[1]
         each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, clock_ms - late_ms)
         group = self._route_closely(each, clock_ms, now_ns, re_append_reason)
-        if group.kind is Route.DELIVER and group.target is not None:
+        if group.kind is Action.DELIVER and group.target is not None:
             group.target.turn += 1
         return group
 
@@ -315,7 +315,7 @@ class Router:
         headers = each.shape.to_queue(each.shape.candidates(each.headers, each.hop_id, each.append_ms, each.due_ms))
         partition = self._levels.queue_for(each.due_ms - clock_ms, each.record.partition() // self._levels.STRIDE)
         first = (each.index, each.record.value(), each.record.key(), list(headers), each.due_ms)
-        return HopGroup(Route.REQUEUE, self._names.schedule, partition, first=first)
+        return HopGroup(Action.REQUEUE, self._names.schedule, partition, first=first)
 
     def _fire(self, each: _DueRecord, now_ns: int) -> HopGroup:
         """Return the FIRE of a due record with a name: the log decides whether it is delivered."""
@@ -329,7 +329,7 @@ class Router:
         except MalformedRecordError as error:
             return self._park(each.index, each.record, error.reason)
         first = (each.index, out.value, out.key, out.headers, each.due_ms)
-        return HopGroup(Route.REQUEUE, out.topic, out.partition or 0, first=first)
+        return HopGroup(Action.REQUEUE, out.topic, out.partition or 0, first=first)
 
     def _deliver(self, each: _DueRecord, target: TargetHealth, clock_ms: int, now_ns: int) -> HopGroup:
         qid, key, count = each.qid, each.record.key(), target.partitions
@@ -344,12 +344,12 @@ class Router:
             partition = target.turn % count if key is None else murmur2(key, count)
         one_per_batch = now_ns < target.careful_until_ns
         return HopGroup(
-            Route.DELIVER, target.topic, partition, target=target, one_per_batch=one_per_batch, first=each.delivery(),
+            Action.DELIVER, target.topic, partition, target=target, one_per_batch=one_per_batch, first=each.delivery(),
             timestamps=each.timestamps(target, clock_ms, now_ns),
         )  # fmt: skip
 
     def _not_yet(self, each: _DueRecord, target: TargetHealth) -> HopGroup:
-        return HopGroup(Route.NOT_YET, target=target, first=each.delivery())
+        return HopGroup(Action.NOT_YET, target=target, first=each.delivery())
 
     def _re_append(self, each: _DueRecord, reason: str, *, parked_as: str = "target-refused:") -> HopGroup:
         """Put a record that its target does not accept back into a queue: of 1 s, then of longer ones, 1 min at most.
@@ -361,7 +361,7 @@ class Router:
             return self._park(each.index, each.record, f"{parked_as}{reason}")
         wait_ms = _RE_APPEND_MS[min(each.tries, len(_RE_APPEND_MS) - 1)]
         partition = self._levels.queue_for(wait_ms, each.record.partition() // self._levels.STRIDE)
-        return HopGroup(Route.RE_APPEND, self._names.schedule, partition, reason=reason, first=each.re_append())
+        return HopGroup(Action.RE_APPEND, self._names.schedule, partition, reason=reason, first=each.re_append())
 
     def _offer(self, each: _DueRecord, now_ns: int) -> HopGroup:
         """Re-append a record that this worker may not deliver for another worker, whose allow-list may have the target.
@@ -378,16 +378,16 @@ class Router:
         lanes = (self.targets.target(self._names.schedule, now_ns).partitions or 0) // self._levels.STRIDE
         lane = (each.record.partition() // self._levels.STRIDE + 1 + (each.tries == _SAME_LANE)) % max(1, lanes)
         partition = self._levels.queue_for(_OFFER_MS[min(each.tries, len(_OFFER_MS) - 1)], lane)
-        return HopGroup(Route.RE_APPEND, self._names.schedule, partition, reason=NOT_ALLOWED, first=each.re_append())
+        return HopGroup(Action.RE_APPEND, self._names.schedule, partition, reason=NOT_ALLOWED, first=each.re_append())
 
     def _park(self, index: int, record: Any, reason: str, *, marked: Any = None) -> HopGroup:
         """Return the parked record with this reason; skip a probe. `marked` has the marks; None: the record itself."""
         if is_probe(record):
-            return HopGroup(Route.SKIP, first=(index, None, None, [], 0))
+            return HopGroup(Action.SKIP, first=(index, None, None, [], 0))
         out: OutgoingRecord = parked(record, self._names, reason)
         if self.refusals.is_without_body(record if marked is None else marked):
             out = bare_parked(out)
-        return HopGroup(Route.PARK, out.topic, reason=reason, first=(index, out.value, out.key, out.headers, 0))
+        return HopGroup(Action.PARK, out.topic, reason=reason, first=(index, out.value, out.key, out.headers, 0))
 
     def _route_to(self, real_topic: bytes | None, group: bytes | None) -> _Route:
         """Return the route of records with these values of `REAL_TOPIC` and `CONSUMER_GROUP`; None: no such header."""

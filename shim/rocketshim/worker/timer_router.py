@@ -22,7 +22,7 @@ from rocketshim.core.level_queue import Due
 from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
 from rocketshim.core.worker_notes import UNANSWERED
 from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.hop_writer import HopGroup, HopRecord, Route, merged
+from rocketshim.worker.hop_writer import Action, HopGroup, HopRecord, merged
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
@@ -68,7 +68,7 @@ class TimerRouter(Router):
                 groups += found
             else:  # the log decides in its order
                 self._fetch_ahead(told, indexes[at:])
-                groups += [HopGroup(Route.NOT_YET, target=owned.loaded, first=_empty(each)) for each in indexes[at:]]
+                groups += [HopGroup(Action.NOT_YET, target=owned.loaded, first=_empty(each)) for each in indexes[at:]]
                 break
         return merged(groups)
 
@@ -96,9 +96,9 @@ class TimerRouter(Router):
             self._counts.count_timer(judged.envelope.timer_do or "", change)
         effect = self._refused(told, judged, change, reason) if reason else self._effect(told, judged, change)
         change = owned.changes[record.offset()]
-        if not change.is_change or effect.kind is Route.NOT_YET:
+        if not change.is_change or effect.kind is Action.NOT_YET:
             return [effect]
-        following = [self._scheduled(told, judged, change, Route.NEXT)] if change.sets_next else []
+        following = [self._scheduled(told, judged, change, Action.NEXT)] if change.sets_next else []
         return [*following, self._state(told, judged, change), effect]
 
     def _decide(self, told: "_Told", judged: Judged, table: TimerTable) -> Change | None:
@@ -171,7 +171,7 @@ class TimerRouter(Router):
     def _effect(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
         match change.effect:
             case Effect.SCHEDULE:
-                return self._scheduled(told, judged, change, Route.REQUEUE)
+                return self._scheduled(told, judged, change, Action.REQUEUE)
             case Effect.DELIVER:
                 occurrence = f"{judged.due_ms}" if judged.envelope.timer_repeat is not None else ""
                 return self._now(told, told.record, max(0, told.clock_ms - judged.due_ms), occurrence)
@@ -195,20 +195,20 @@ class TimerRouter(Router):
         out = check(told.record, judged.envelope, self._names)
         target = self.targets.target(out.topic, told.now_ns)
         if told.now_ns < target.ready_ns:
-            return HopGroup(Route.NOT_YET, target=target, first=_empty(told.index))
+            return HopGroup(Action.NOT_YET, target=target, first=_empty(told.index))
         if told.re_append_reason or target.partitions == 0 or not target.may_try(told.now_ns):
             return self._not_asked(told, told.re_append_reason or target.avoid_reason or f"unknown-topic:{out.topic}")
         target.turn += 1
         partition = -1 if target.partitions is None else target.turn % target.partitions
         first = (told.index, out.value, out.key, out.headers, judged.due_ms)
         one_per_batch = told.now_ns < target.careful_until_ns
-        return HopGroup(Route.DELIVER, out.topic, partition, target=target, one_per_batch=one_per_batch, first=first)
+        return HopGroup(Action.DELIVER, out.topic, partition, target=target, one_per_batch=one_per_batch, first=first)
 
     def _not_asked(self, told: "_Told", reason: str) -> HopGroup:
         self._alarm("worker.check-not-stored", record=coordinates(told.record), reason=reason)
         return _nothing(told.index)
 
-    def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Route) -> HopGroup:
+    def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Action) -> HopGroup:
         partition = self._queue_for(change.due_ms, told)
         out = scheduled_timer(
             told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition, era=told.owned.era
@@ -240,7 +240,7 @@ class TimerRouter(Router):
             since_ms=change.since_ms,
         )
         return HopGroup(
-            Route.STATE, out.topic, out.partition or 0, first=(told.index, out.value, out.key, out.headers, 0)
+            Action.STATE, out.topic, out.partition or 0, first=(told.index, out.value, out.key, out.headers, 0)
         )
 
     def _queue_for(self, due_ms: int, told: "_Told") -> int:
@@ -270,12 +270,12 @@ class _Told:
 
 
 def _nothing(index: int) -> HopGroup:
-    return HopGroup(Route.SKIP, first=_empty(index))
+    return HopGroup(Action.SKIP, first=_empty(index))
 
 
 def _empty(index: int) -> HopRecord:
     return index, None, None, [], 0
 
 
-def _hop(index: int, out: OutgoingRecord, due_ms: int, kind: Route = Route.REQUEUE) -> HopGroup:
+def _hop(index: int, out: OutgoingRecord, due_ms: int, kind: Action = Action.REQUEUE) -> HopGroup:
     return HopGroup(kind, out.topic, out.partition or 0, first=(index, out.value, out.key, out.headers, due_ms))

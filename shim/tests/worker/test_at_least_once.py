@@ -9,7 +9,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.send_pace import SendPace
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.worker.at_least_once import AtLeastOnce
-from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Route
+from rocketshim.worker.hop_writer import Action, Flight, HopBatch, HopGroup
 from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.state import Alarms, WorkerCounts
 from rocketshim.worker.targets import TargetHealth
@@ -58,7 +58,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
 
     def route(due: Any, assigned: Any, now_ns: int, indexes: Any, **_: Any) -> list[HopGroup]:
         del assigned, now_ns
-        group = HopGroup(Route.DELIVER, "t", 0)
+        group = HopGroup(Action.DELIVER, "t", 0)
         group.records += [(index, due.records[index].value, None, [], 0) for index in indexes]
         return [group]
 
@@ -85,7 +85,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
 def test_the_outgoing_records_are_not_kept_until_their_reports() -> None:
     out, flight, _ = delivery([])
     producer = Producer()
-    group = HopGroup(Route.DELIVER, "t", 0, first=(0, b"a", None, [], 0))
+    group = HopGroup(Action.DELIVER, "t", 0, first=(0, b"a", None, [], 0))
     (batch,) = out._writer.write(producer, flight, group, 0)  # type: ignore[arg-type]
     assert [value for value, _ in producer.sent] == [b"a"]
     assert batch.indexes == [0]
@@ -95,7 +95,7 @@ def test_the_outgoing_records_are_not_kept_until_their_reports() -> None:
 def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
-    batch = out._writer.batch(flight, HopGroup(Route.DELIVER, "t", 0), 0)
+    batch = out._writer.batch(flight, HopGroup(Action.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._register(batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
@@ -113,7 +113,7 @@ def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
 def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made, patience_ns=10)
-    batch = out._writer.batch(flight, HopGroup(Route.DELIVER, "t", 0), 0)
+    batch = out._writer.batch(flight, HopGroup(Action.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._register(batch)
     out._in_flight.confirmed_ns = 50  # other records were stored meanwhile
@@ -132,7 +132,7 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     made: list[Producer] = []
     out, flight, _ = delivery(made, patience_ns=10)
     slow, soon_after, later, much_later = batches = [
-        out._writer.batch(flight, HopGroup(Route.DELIVER, "t", 0), at) for at in (0, 5, 90, 400)
+        out._writer.batch(flight, HopGroup(Action.DELIVER, "t", 0), at) for at in (0, 5, 90, 400)
     ]
     for index, batch in enumerate(batches):
         batch.indexes, batch.dues_ms = [index % 3], [0]
@@ -194,7 +194,7 @@ def test_records_that_waited_for_other_topics_are_written_to_a_target_that_has_f
         routed[0] += len(indexes)
         assert routed[0] < 100, "it is routed again and again"
         return [
-            HopGroup(Route.DELIVER, "t", index, target=target, first=(index, due.records[index].value, None, [], 0))
+            HopGroup(Action.DELIVER, "t", index, target=target, first=(index, due.records[index].value, None, [], 0))
             for index in indexes
         ]
 

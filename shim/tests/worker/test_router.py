@@ -12,7 +12,7 @@ from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShapes
-from rocketshim.worker.hop_writer import HopGroup, Route
+from rocketshim.worker.hop_writer import Action, HopGroup
 from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router, queue_append_ms
 from rocketshim.worker.targets import TargetHealth, TargetTable
@@ -67,7 +67,7 @@ class Record:
 class Expected(NamedTuple):
     """What the router has to decide about one record."""
 
-    kind: Route
+    kind: Action
     topic: str = ""
     partition: int = -1
     headers: Headers | None = None
@@ -84,7 +84,7 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
     record: Any, mark: str | None, targets: dict[str, TargetHealth]
 ) -> Expected:
     if is_probe(record):
-        return Expected(Route.SKIP)
+        return Expected(Action.SKIP)
     if mark is not None:
         return park(record, mark)
     try:
@@ -107,37 +107,37 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
         return offer(record, envelope, at_ms)
     if at_ms > CLOCK_MS:
         queue = LEVELS.queue_for(at_ms - CLOCK_MS, 0)
-        return made(Route.REQUEUE, hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=queue), "", at_ms)
+        return made(Action.REQUEUE, hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=queue), "", at_ms)
     log = targets[NAMES.timers]
     if envelope.timer is not None and log.partitions != 0:
         if log.ready_ns > 0:
-            return Expected(Route.NOT_YET)
+            return Expected(Action.NOT_YET)
         if envelope.timer_set_at is None:
             return park(record, "missing-header:TIMER_SET_AT")
-        return made(Route.REQUEUE, fire(record, envelope, NAMES), "", at_ms)
+        return made(Action.REQUEUE, fire(record, envelope, NAMES), "", at_ms)
     if envelope.timer is None and refusal == NOT_ALLOWED:
         return offer(record, envelope, at_ms)
     out = delivered(record, envelope, NAMES)
     target = targets[out.topic] if envelope.timer is None else log
     if target.ready_ns > 0:
-        return Expected(Route.NOT_YET)
+        return Expected(Action.NOT_YET)
     if target.partitions == 0 or target.failures:
         missing = envelope.real_topic if envelope.timer is None else NAMES.timers
         reason = "test" if target.partitions else f"unknown-topic:{missing}"
         if tries >= TRIES:
             return park(record, f"target-refused:{reason}" if target.partitions else reason)
         queue = LEVELS.queue_for((1_000, 5_000, 5_000)[tries], 0)
-        return made(Route.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), reason)
+        return made(Action.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), reason)
     count = target.partitions or 1
     if out.partition is not None and out.partition >= count and target.answered_ns < 0:
         target.ready_ns = NEVER_NS  # it is looked up again
-        return Expected(Route.NOT_YET)
+        return Expected(Action.NOT_YET)
     by_key = 0 if out.key is None else murmur2(out.key, count)
     out.partition = out.partition if out.partition is not None and out.partition < count else by_key
     given_ms = 0 if envelope.real_topic.startswith("%RETRY%") else envelope.target_timestamp_ms or 0
     is_careful = target.careful_until_ns > 0
     late_from_ms = at_ms if envelope.park_from is None else CLOCK_MS  # it was parked, and is sent again
-    return made(Route.DELIVER, out, "", late_from_ms)._replace(one_per_batch=is_careful, timestamp_ms=given_ms)
+    return made(Action.DELIVER, out, "", late_from_ms)._replace(one_per_batch=is_careful, timestamp_ms=given_ms)
 
 
 def offer(record: Any, envelope: Envelope, at_ms: int) -> Expected:
@@ -145,14 +145,14 @@ def offer(record: Any, envelope: Envelope, at_ms: int) -> Expected:
     if tries >= TRIES:
         return park(record, NOT_ALLOWED)
     queue = LEVELS.queue_for((1_000, 512, 10_000)[tries], 0)
-    return made(Route.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), NOT_ALLOWED)
+    return made(Action.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), NOT_ALLOWED)
 
 
 def park(record: Any, reason: str) -> Expected:
-    return made(Route.PARK, parked(record, NAMES, reason), reason)
+    return made(Action.PARK, parked(record, NAMES, reason), reason)
 
 
-def made(kind: Route, out: OutgoingRecord, reason: str, at_ms: int = 0) -> Expected:
+def made(kind: Action, out: OutgoingRecord, reason: str, at_ms: int = 0) -> Expected:
     return Expected(kind, out.topic, -1 if out.partition is None else out.partition, out.headers, reason, at_ms)
 
 
@@ -293,13 +293,13 @@ def test_every_record_takes_the_hop_that_the_rules_and_the_real_hops_say(
     for group in groups:
         for index, value, key, headers, at_ms in group.records:
             assert index not in routed
-            is_written = group.kind not in {Route.SKIP, Route.NOT_YET}
+            is_written = group.kind not in {Action.SKIP, Action.NOT_YET}
             if is_written:
                 assert (value, key) == (records[index].value(), records[index].key())
-            due_at_ms = at_ms if group.kind in {Route.DELIVER, Route.REQUEUE} else 0
+            due_at_ms = at_ms if group.kind in {Action.DELIVER, Action.REQUEUE} else 0
             found = Expected(
                 group.kind, group.topic, group.partition, headers, group.reason, due_at_ms, group.one_per_batch,
-                group.timestamps.get(index, 0) if group.kind is Route.DELIVER else 0,
+                group.timestamps.get(index, 0) if group.kind is Action.DELIVER else 0,
             )  # fmt: skip
             routed[index] = found if is_written else Expected(group.kind)
         assert [hop[0] for hop in group.records] == sorted(hop[0] for hop in group.records)
@@ -313,8 +313,8 @@ def test_records_with_the_same_hop_form_one_group() -> None:
     run = [one, (later, b"k", APPEND_MS, None)] * 3
     groups, _, _ = route(run, 0, {"orders": "open", "rmq.timers": "open"})
     assert [(group.kind, [hop[0] for hop in group.records]) for group in groups] == [
-        (Route.DELIVER, [0, 2, 4]),
-        (Route.REQUEUE, [1, 3, 5]),
+        (Action.DELIVER, [0, 2, 4]),
+        (Action.REQUEUE, [1, 3, 5]),
     ]
 
 
