@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from rocketshim.admin.record_view import time_text
+from rocketshim.admin.redrive import whoami
 from rocketshim.console.people import Person
 from rocketshim.console.reading import ReadLimits
 from rocketshim.console.runs import PlanFiles, Runs
@@ -33,8 +34,9 @@ from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.worker_state import ask_workers
 from rocketshim_topics import DelayLevels, Message, TopicNames
 from rocketshim_topics.durations import duration_text
+from rocketshim_topics.group_log import BY_CHARS
 
-__all__ = ["Console", "SendMessage", "Templates", "age_text", "link"]
+__all__ = ["Console", "SendMessage", "Templates", "age_text", "link", "signature"]
 
 SendMessage = Callable[[Message], tuple[str, str]]
 """Send a message and wait until it is stored; return its id and the coordinates of its first record."""
@@ -51,6 +53,11 @@ def link(*parts: object, **query: object) -> str:
     path = "/" + "/".join(quote(str(part), safe="", errors="backslashreplace") for part in parts)
     given = {name: value for name, value in query.items() if value not in {None, "", False}}
     return f"{path}?{urlencode(given, errors='backslashreplace')}" if given else path
+
+
+def signature(request: Request) -> str:
+    """Return who does something on a page: the user, and the console's process, as the topics name them."""
+    return f"{request.state.person.name} (console of {whoami()})"[:BY_CHARS]
 
 
 class Templates:

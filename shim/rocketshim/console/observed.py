@@ -25,8 +25,7 @@ from rocketshim.admin.member_view import member_views
 from rocketshim.admin.queue_commands import FailingRecord, command_owner, failing_records
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
-from rocketshim.admin.redrive import whoami
-from rocketshim.console.context import Console
+from rocketshim.console.context import Console, signature
 from rocketshim.console.forms import Form, Selection, whole
 from rocketshim.console.reading import BoundedReading, read_newest
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
@@ -360,7 +359,7 @@ def command(request: Request, form: Form) -> Response:
         MessageQueue(console.names.physical(form.get("topic", "")), queue_id=number),
         offset,
         QueueCommand(do),
-        by=f"{request.state.person.name} (console of {whoami()})",
+        by=signature(request),
         token=whole(form, "token"),
         wait_s=_REPORT_S,
         clients=console.clients,

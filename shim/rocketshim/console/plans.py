@@ -24,8 +24,8 @@ from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.plan_from_topic import make_plan
-from rocketshim.admin.redrive import log_records, replay_id_of, whoami
-from rocketshim.console.context import Console
+from rocketshim.admin.redrive import log_records, replay_id_of
+from rocketshim.console.context import Console, signature
 from rocketshim.console.forms import Form, Selection, decimal, given, whole
 from rocketshim.console.reading import BoundedReading, Ending, read_newest
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
@@ -287,7 +287,7 @@ def apply(request: Request, form: Form) -> Response:
     ratio = decimal(form, "stop_ratio")
     console.runs.start(
         plan,
-        by=f"{request.state.person.name} (console of {whoami()})"[:300],
+        by=signature(request),
         most=most,
         rate_per_s=decimal(form, "rate"),
         stop_ratio=DEFAULT_STOP_RATIO if ratio is None else ratio,

@@ -15,9 +15,8 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from rocketshim.admin.redrive import whoami
 from rocketshim.admin.timer_view import FoundTimer, is_named, moment_ms
-from rocketshim.console.context import Console
+from rocketshim.console.context import Console, signature
 from rocketshim.console.forms import Form, given, whole
 from rocketshim.console.observed import EDGES
 from rocketshim.console.reading import BoundedReading, Ending, read_newest
@@ -117,7 +116,7 @@ def command(request: Request, form: Form) -> Response:
     view, _ = find(console, topic, name)
     if not _is_pending(view) or view.history.last != whole(form, "generation"):
         raise ConfigError(f"the message that this page has shown does not wait under {name!r} any more: look again")
-    by = f"{request.state.person.name} (console of {whoami()})"[:300]
+    by = signature(request)
     uniq_key, born_ms = uuid.uuid4().hex.upper(), console.now_ms()
     out = timer_command(console.names, topic, name, do, uniq_key=uniq_key, born_ms=born_ms, by=by)
     record = out.topic, out.value, out.key, out.partition or 0

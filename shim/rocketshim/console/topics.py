@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.record_view import RecordView
-from rocketshim.admin.redrive import whoami
 from rocketshim.admin.times import past_ms
-from rocketshim.console.context import Console
+from rocketshim.console.context import Console, signature
 from rocketshim.console.forms import Form, Selection, given
 from rocketshim.console.reading import read_newest
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
@@ -178,7 +177,7 @@ def send(request: Request, form: Form) -> Response:
         raise ConfigError(f"no message is sent to {topic} here: its records are written by rocketshim only")
     with console.reader() as reader:
         _partitions(reader, topic)  # a broker might create it
-    by = f"{request.state.person.name} (console of {whoami()})"[:300]
+    by = signature(request)
     lines = form.get("properties", "").split("\n")
     properties = [_pair(line.strip()) for line in lines if line.strip()]
     try:
