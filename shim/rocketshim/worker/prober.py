@@ -39,7 +39,7 @@ class Prober:
 
     def __init__(self, names: TopicNames, clients: WorkerClients, clock: Clock, alarm: Callable[..., None]) -> None:
         self.topic = names.schedule
-        self.broker_clock = BrokerClock(clock)
+        self.broker_clock = BrokerClock(clock, lambda ahead_ms: alarm("worker.clock-differs", ahead_ms=ahead_ms))
         self.clock_ahead_ms = 0  # by how much this machine's clock is wrong; 0: a minute or less, or not known
         self.outstanding = 0  # written with the current producer, and their reports were not processed yet
         self.confirmed_ns = 0  # when the last report of a stored probe was processed
@@ -87,8 +87,6 @@ class Prober:
         """
         wall_ms, before = self._clock.wall_ms(), self.clock_ahead_ms
         self.clock_ahead_ms = self.broker_clock.wrong_by_ms(now_ns, wall_ms)
-        if self.clock_ahead_ms and not before:
-            self._alarm("worker.clock-differs", ahead_ms=self.clock_ahead_ms)
         if self.outstanding == 0 and not self.broker_clock.is_known(now_ns, wall_ms, within_ns=_CLOCK_NS):
             waiting = next((each for each in assigned if each.queue.waiting_count), None)
             if waiting is not None:
@@ -139,6 +137,6 @@ class Prober:
                 )
             self.confirmed_ns = now_ns
             self.stored_ns = max(self.stored_ns, sent_ns)
-            self.broker_clock.reported(append_ms, sent_ns, sent_ms, now_ns)
+            self.broker_clock.learn((kind, append_ms), sent_ns, sent_ms)
             if not assigned.gone:
                 assigned.queue.probed(message.offset(), append_ms, now_ns)
