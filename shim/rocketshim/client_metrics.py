@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from confluent_kafka import KafkaException
 
-from rocketshim.health import Histogram, Metric, families
+from rocketshim.metrics import Histogram, Metric, families
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as PrometheusMetric

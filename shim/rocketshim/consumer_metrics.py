@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from rocketshim.core.listener_answers import ConsumeReturnType
 from rocketshim.core.next_hop import HopKind
-from rocketshim.health import Histogram, LoopState, Metric
+from rocketshim.health import LoopState
+from rocketshim.metrics import Histogram, Metric
 
 __all__ = [
     "ConsumerQueueState", "ConsumerState", "DispatchCounts", "FailureCounts", "OrderlyCounts", "SendBackCounts",

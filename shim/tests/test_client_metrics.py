@@ -15,8 +15,8 @@ from rocketshim.dropin.producer import delayed_messages
 from rocketshim.dropin.retry_side import DropinSendBack
 from rocketshim.dropin.settings import ConsumerDropinSettings
 from rocketshim.errors import ConsumerError, SendError, SendTimeoutError
-from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients
+from rocketshim.metrics import Metric
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, Layout, TopicNames
 from rocketshim_topics.message_queue import MessageQueue

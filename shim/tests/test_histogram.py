@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.health import Histogram
+from rocketshim.metrics import Histogram
 
 
 def test_samples_are_cumulative_and_end_with_everything() -> None:

@@ -9,8 +9,8 @@ from rocketshim.core.listener_answers import ConsumeReturnType
 from rocketshim.dropin.producer import delayed_messages
 from rocketshim.dropin.retry_side import DropinSendBack
 from rocketshim.dropin.settings import ConsumerDropinSettings
-from rocketshim.health import Metric, build_info
 from rocketshim.kafka.clients import ProducerClient
+from rocketshim.metrics import Metric, build_info
 from rocketshim.observe.exporter import ExporterState
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, Snapshot, TopicSnapshot
 from rocketshim.worker.state import QueueState, WorkerState

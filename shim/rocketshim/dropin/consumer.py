@@ -27,7 +27,7 @@ from rocketshim_topics.wire import read_again
 
 if TYPE_CHECKING:
     from rocketshim.dropin.retry_side import RetrySide
-    from rocketshim.health import Metric
+    from rocketshim.metrics import Metric
 
 __all__ = ["Consumer"]
 

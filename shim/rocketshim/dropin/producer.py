@@ -24,11 +24,11 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.dropin.settings import ProducerDropinSettings, connection, take, watched_workers
 from rocketshim.errors import FeatureNotEnabledError
-from rocketshim.health import Metric
 from rocketshim.kafka.client_config import flat
 from rocketshim.kafka.confluent import in_own_thread
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.membership import WorkerWatch
+from rocketshim.metrics import Metric
 from rocketshim.producer.arguments import RecordMaker
 from rocketshim_topics.message import Message as ShimMessage
 from rocketshim_topics.names import TopicNames

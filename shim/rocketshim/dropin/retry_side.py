@@ -84,7 +84,6 @@ from rocketshim.dropin.settings import (
 from rocketshim.dropin.settings import OriginalConsumer as _Original
 from rocketshim.errors import MessageError, NotSupportedError, RocketshimError, SendTimeoutError, StaleMessageError
 from rocketshim.failures import FailureLog, FailureMaker
-from rocketshim.health import Metric
 from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim.kafka.confluent import Producer
 from rocketshim.kafka.lanes import Lanes
@@ -94,6 +93,7 @@ from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import UNCONFIRMED
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
+from rocketshim.metrics import Metric
 from rocketshim_topics import Failure, TopicNames, provision
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import OutgoingRecord, clock_probe

@@ -20,8 +20,8 @@ from typing import Any, Final
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import RocketshimError
-from rocketshim.health import Metric
 from rocketshim.logs import safe_logger
+from rocketshim.metrics import Metric
 from rocketshim.observe.finding import Finding, Installation
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot

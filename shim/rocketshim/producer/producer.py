@@ -25,7 +25,6 @@ from rocketshim.codecs import Codec, check_codec
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
-from rocketshim.health import Metric
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, client_settings
 from rocketshim.kafka.clients import Clients, LastClientError, check_threads, confluent_clients
 from rocketshim.kafka.lanes import Lanes
@@ -33,6 +32,7 @@ from rocketshim.kafka.membership import RUN_WORKER, worker_watch
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
+from rocketshim.metrics import Metric
 from rocketshim.producer.arguments import (
     NO_BODY,
     Half,

@@ -13,10 +13,11 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.log_limits import RepeatedErrors
 from rocketshim.core.named_timers import Change, Command, Effect
 from rocketshim.core.worker_notes import NOT_ALLOWED
-from rocketshim.health import Histogram, LoopState, Metric
+from rocketshim.health import LoopState
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
+from rocketshim.metrics import Histogram, Metric
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.log_format import ALARM_EVENTS
 

@@ -15,7 +15,8 @@ from rocketshim.consumer_metrics import ConsumerState, FailureCounts
 from rocketshim.core.listener_answers import ConsumeReturnType, ConsumeStatus, return_type_of
 from rocketshim.core.next_hop import HopKind
 from rocketshim.errors import ConfigError
-from rocketshim.health import HealthServer, Metric, address, metrics_text
+from rocketshim.health import HealthServer, address
+from rocketshim.metrics import Metric, metrics_text
 from rocketshim.testing import InMemoryKafka
 
 Make = Callable[..., Any]

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.admin.doctor import Finding, Severity
-from rocketshim.health import metrics_text
+from rocketshim.metrics import metrics_text
 from rocketshim.observe.exporter import ExporterState
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, Snapshot, TopicSnapshot
 from rocketshim_topics.coordinates import TopicPartitionKey

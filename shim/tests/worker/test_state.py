@@ -20,7 +20,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.clock import SystemClock
-from rocketshim.health import HealthServer, _response, metrics_text
+from rocketshim.health import HealthServer, _response
+from rocketshim.metrics import metrics_text
 from rocketshim.worker import log_format
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.log_format import ALARM_EVENTS, EVENTS

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.admin.redrive import redriven_parked
 from rocketshim.errors import MessageError
-from rocketshim.health import metrics_text
+from rocketshim.metrics import metrics_text
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
 from rocketshim_topics.redrive_log import RedriveLog

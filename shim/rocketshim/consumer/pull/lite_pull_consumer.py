@@ -28,12 +28,12 @@ from rocketshim.core.user_values import call_problem
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import as_selector, matching, unreadable_headers
-from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, is_fatal, unsubscribes
 from rocketshim.kafka.lookups import stored_among
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
+from rocketshim.metrics import Metric
 from rocketshim.settings.consumer import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey

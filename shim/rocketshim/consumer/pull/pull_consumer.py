@@ -29,12 +29,12 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import as_selector, unreadable_headers
-from rocketshim.health import Metric
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import Clients, ConsumerClient, is_fatal
 from rocketshim.kafka.lookups import Lookups
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
+from rocketshim.metrics import Metric
 from rocketshim.settings.consumer import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey

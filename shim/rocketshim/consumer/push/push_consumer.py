@@ -26,8 +26,8 @@ from rocketshim.core.start_position import timestamp_or_default
 from rocketshim.core.subscriptions import Subscription, Subscriptions, is_pattern
 from rocketshim.core.user_values import check_hook, safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
-from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, check_threads, confluent_clients
+from rocketshim.metrics import Metric
 from rocketshim.settings.consumer import (
     ListenerOptions,
     PushConsumerOptions,

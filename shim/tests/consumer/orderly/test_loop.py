@@ -27,9 +27,9 @@ from rocketshim.core.start_position import (
     encode_metadata,
 )
 from rocketshim.core.subscriptions import Subscription, Subscriptions
-from rocketshim.health import metrics_text
 from rocketshim.locks.lease import Lease, Ownership, QueueLockSettings
 from rocketshim.locks.log_thread import connect_group_log
+from rocketshim.metrics import metrics_text
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
