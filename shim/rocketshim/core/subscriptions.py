@@ -24,7 +24,7 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.names import is_dead_letter_topic
 
-__all__ = ["Listener", "Subscription", "Subscriptions", "digest_of", "is_pattern", "text_of"]
+__all__ = ["Listener", "Subscription", "Subscriptions", "digest_of", "filter_digest", "is_pattern", "text_of"]
 
 Listener = Callable[[Any, Any], Any]
 HeaderFilter = Callable[[Any], bool]
@@ -56,7 +56,19 @@ def is_pattern(topic: str) -> bool:
 def digest_of(digests: Mapping[str, str]) -> str:
     """Return the digest of a consumer's subscriptions from those of its filters, by topic."""
     parts = sorted(f"{topic}={digest}" for topic, digest in digests.items())
-    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return _hex16("\n".join(parts))
+
+
+def filter_digest(expression_type: str, expression: str | None) -> str:
+    """Return the digest of a filter; it is the same in all processes, on all machines and in all versions.
+
+    The expression is a canonical text; None (unlike `""` or `"*"`) means that everything is selected.
+    """
+    return _hex16(expression_type if expression is None else f"{expression_type}\n{expression}")
+
+
+def _hex16(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def text_of(expressions: Mapping[str, str]) -> str:

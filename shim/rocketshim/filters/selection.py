@@ -9,9 +9,9 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from rocketshim.core.subscriptions import filter_digest
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError, FilterEvaluationError
-from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql import SqlFilter
 from rocketshim.filters.tag import TagFilter, check_tags
 from rocketshim_topics import MalformedRecordError
@@ -76,7 +76,7 @@ class CallableFilter:
 
     def digest(self) -> str:
         """Return 16 hex digits of the qualified name; two selectors with the same name have the same digest."""
-        return subscription_digest(self.expression_type, self.expression)
+        return filter_digest(self.expression_type, self.expression)
 
     def __eq__(self, other: object) -> bool:
         """Return whether the selectors are equal."""

@@ -21,8 +21,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from rocketshim.core.subscriptions import filter_digest
 from rocketshim.errors import ConfigError, FilterEvaluationError, FilterSyntaxError
-from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql_ast import Expression, property_names
 from rocketshim.filters.sql_comparison import Test
 from rocketshim.filters.sql_compiler import compile_test
@@ -143,7 +143,7 @@ class SqlFilter:
 
     def digest(self) -> str:
         """Return 16 hex digits that are equal for equal texts, in every process and version."""
-        return subscription_digest(self.expression_type, self.expression)
+        return filter_digest(self.expression_type, self.expression)
 
     def __eq__(self, other: object) -> bool:
         """Return whether the texts are equal; two texts for the same condition are two different filters."""

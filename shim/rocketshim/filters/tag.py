@@ -23,8 +23,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+from rocketshim.core.subscriptions import filter_digest
 from rocketshim.errors import ConfigError, FilterSyntaxError
-from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.java_text import TRIMMED_CHARACTERS
 from rocketshim_topics.wire import UNREADABLE_ERRORS, mark_unreadable, reader_of
 
@@ -133,9 +133,7 @@ class TagFilter:
 
     def digest(self) -> str:
         """Return 16 hex digits that are equal for filters with the same tags, in every process and version."""
-        return subscription_digest(
-            self.expression_type, None if self.matches_all else _SEPARATOR.join(sorted(self.tags))
-        )
+        return filter_digest(self.expression_type, None if self.matches_all else _SEPARATOR.join(sorted(self.tags)))
 
     def __eq__(self, other: object) -> bool:
         """Return whether both select the same tags; order, repeats and blanks in the texts do not matter."""
