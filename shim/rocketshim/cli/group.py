@@ -483,17 +483,17 @@ def _command(at: Connection, group: str, record: str, do: QueueCommand, *, apply
     before, after = result.before, result.after
     is_done = after is not None and after.token == before.token
     if as_json:
-        facts = {"group": group, "record": before.address, "owner": before.owner, "token": before.token}
+        facts = {"group": group, "record": before.record, "owner": before.owner, "token": before.token}
         facts |= {"attempts": before.attempts, "stored_at": result.stored_at}
         facts |= {"attempts_after": after.attempts if after is not None and is_done else None}
         typer.echo(json.dumps(facts))
-    elif before.why_not is not None:
-        echo_safe(f"{before.why_not}; nothing was done")
+    elif result.why_not is not None:
+        echo_safe(f"{result.why_not}; nothing was done")
     elif not apply:
         attempts = count_text(before.attempts, "time")
-        echo_safe(f"{before.address} has failed {attempts}; its queue is held by {before.owner}")
+        echo_safe(f"{before.record} has failed {attempts}; its queue is held by {before.owner}")
         typer.echo("nothing was changed; to do it, add --apply")
     else:
         echo_safe(result.text(do))
-    if before.why_not is not None or (apply and not is_done):
+    if result.why_not is not None or (apply and not is_done):
         raise typer.Exit(FINDING)

@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from rocketshim.admin.doctor import Finding, Severity, set_up
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, StoredCommand, group_log
 from rocketshim.admin.member_view import member_views
-from rocketshim.admin.queue_commands import FailingRecord, command_owner, failing_records
+from rocketshim.admin.queue_commands import command_owner, failing_message, failing_messages, outcome
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
 from rocketshim.console.context import Console, signature
@@ -310,8 +310,8 @@ def group(request: Request) -> Response:
         conflicts=[] if members is None else conflicts(members, retry_topic=names.retry(name)),
         locks=locks,
         members=[] if locks is None else member_views(locks),
-        failing=list(islice(failing_records(locks), _ON_A_PAGE)) if locks else [],
-        commands=[] if locks is None else [(each, _became(locks, each)) for each in reversed(locks.commands)],
+        failing=list(islice(failing_messages(name, locks), _ON_A_PAGE)) if locks else [],
+        commands=[] if locks is None else [(each, _became(name, locks, each)) for each in reversed(locks.commands)],
         stored=whole(request.query_params, "stored"),
         retry_topic=names.retry(name),
         dead_topic=names.dead_letter(name),
@@ -342,9 +342,9 @@ def _connection(console: Console) -> ConnectionSettings:
     return ConnectionSettings.make(bootstrap=settings.bootstrap, namespace=settings.namespace, client=settings.client)
 
 
-def _became(standing: GroupLogStanding, command: StoredCommand) -> str:
+def _became(group: str, standing: GroupLogStanding, command: StoredCommand) -> str:
     record = command.record
-    return FailingRecord.of(standing, record.queue, record.offset).outcome(record.token)
+    return outcome(failing_message(group, standing, record.queue, record.offset), record.token)
 
 
 def command(request: Request, form: Form) -> Response:
@@ -365,9 +365,9 @@ def command(request: Request, form: Form) -> Response:
         clients=console.clients,
     )
     if result.stored_at is None:
-        why = result.before.why_not or "the queue has changed hands since the page was loaded"
+        why = result.why_not or "the queue has changed hands since the page was loaded"
         raise ConfigError(f"{why}: nothing was done; look again")
-    facts = {"group": name, "record": result.before.address, "do": do, "by": request.state.person.name}
+    facts = {"group": name, "record": result.before.record, "do": do, "by": request.state.person.name}
     _LOG.info("console.queue-commanded", extra=facts | {"offset": result.stored_at})
     return RedirectResponse(console.url("groups", name, stored=str(result.stored_at)), 303)
 

@@ -193,9 +193,11 @@ class FailingMessage:
     topic: str  # physical name
     partition: int
     offset: int
-    attempts: int
+    attempts: int  # failed ones; 0: it does not fail, or is finished
     since_ms: int | None = None  # since when it fails there, epoch ms of the broker's clock; None: not known
-    cause: str | None = None  # class and text of the last failure; None: a version before this one reported it
+    cause: str | None = None  # class and text of the last failure; None: not known
+    owner: str | None = None  # client id; None: the log names nobody, or was not folded
+    token: int | None = None  # of the owner's lease
 
     @property
     def record(self) -> str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rocketshim.admin.queue_commands import CommandResult, FailingRecord, command_owner, is_answer
+from rocketshim.admin.queue_commands import CommandResult, command_owner, is_answer
+from rocketshim.observe.snapshot import FailingMessage
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import (
@@ -69,6 +70,10 @@ class Log:
         return [each for each in records if isinstance(each, CommandRecord)]
 
 
+def reported(owner: str, token: int, attempts: int) -> FailingMessage:
+    return FailingMessage("g", "orders", 0, 7, attempts, owner=owner, token=token)
+
+
 @pytest.fixture
 def log() -> Log:
     log = Log()
@@ -82,19 +87,21 @@ def test_a_command_names_the_record_the_owners_token_and_the_person(log: Log) ->
     assert (command.do, command.queue, command.offset, command.token) == (DEAD_LETTER, QUEUE, 7, log.base)
     assert command.by == ("ann\\n" + "x" * 500)[:300]
     assert result.stored_at == 2
-    assert result.before == FailingRecord(QUEUE, 7, "a", log.base, 4, result.before.since_ms, "KeyError: 'x'")
+    assert result.before == FailingMessage(
+        "g", "orders", 0, 7, 4, result.before.since_ms, "KeyError: 'x'", "a", log.base
+    )
     assert result.before.since_ms == log.kafka.records(LOG)[1].timestamp()[1] - 500
 
 
 def test_nothing_is_stored_without_do_or_for_what_does_not_fail_or_another_owner(log: Log) -> None:
     assert log.command(do=None).before.attempts == 4
-    assert "does not fail" in str(log.command(offset=8).before.why_not)
+    assert "does not fail" in str(log.command(offset=8).why_not)
     assert log.command(token=log.base + 1).stored_at is None
     log.kafka.clock.advance(5_000)  # type: ignore[attr-defined]
     for _ in range(8):  # nobody renews: the lease ends in the time of the log
         log.kafka.clock.advance(5_000)  # type: ignore[attr-defined]
         log.append(MemberRecord(client_id="b", incarnation="i", seq=1, lease_ms=30_000))
-    assert "no member holds the lock" in str(log.command().before.why_not)
+    assert "no member holds the lock" in str(log.command().why_not)
     assert log.commands == []
 
 
@@ -103,10 +110,10 @@ def test_only_the_first_failing_message_has_a_cause(log: Log) -> None:
 
 
 def test_a_result_is_said_as_the_owner_reports_it() -> None:
-    before = FailingRecord(QUEUE, 7, "a", 100, 4)
-    after = FailingRecord(QUEUE, 7, "a", 100, 5)
-    finished = FailingRecord(QUEUE, 7, "a", 100, 0)
-    other = FailingRecord(QUEUE, 7, "b", 200, 4)
+    before = reported("a", 100, 4)
+    after = reported("a", 100, 5)
+    finished = reported("a", 100, 0)
+    other = reported("b", 200, 4)
     assert "has not reported it done" in CommandResult(before, 3).text(TRY_NOW)
     assert CommandResult(before, 3, after).text(TRY_NOW) == "orders/0/7 was tried, and has failed 5 times"
     assert "is finished: its queue goes on" in CommandResult(before, 3, finished).text(TRY_NOW)
@@ -117,8 +124,8 @@ def test_a_result_is_said_as_the_owner_reports_it() -> None:
 
 
 def test_a_failed_attempt_answers_that_it_was_tried_and_not_that_it_is_a_dead_letter() -> None:
-    before, failed = FailingRecord(QUEUE, 7, "a", 100, 4), FailingRecord(QUEUE, 7, "a", 100, 5)
-    finished, other = FailingRecord(QUEUE, 7, "a", 100, 0), FailingRecord(QUEUE, 7, "b", 200, 4)
+    before, failed = reported("a", 100, 4), reported("a", 100, 5)
+    finished, other = reported("a", 100, 0), reported("b", 200, 4)
     assert [is_answer(TRY_NOW, before, now) for now in (before, failed, finished, other)] == [False, True, True, True]
     assert [is_answer(DEAD_LETTER, before, now) for now in (before, failed, finished, other)] == [
         False, False, True, True,
