@@ -25,6 +25,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
@@ -315,7 +316,7 @@ class _Records:
         self._waiting: dict[tuple[TopicPartitionKey, int, int], tuple[Any, ...]] = {}
         self._causes: dict[tuple[TopicPartitionKey, int], Counter[str]] = {}
         self._positions: dict[str, int] = {}
-        self._entries: dict[tuple[str, str, int], tuple[int, int, LeaseEntry]] = {}
+        self._entries: dict[tuple[str, str, int], tuple[int, RenewRecord | ReleaseRecord, LeaseEntry]] = {}
         self._members: dict[tuple[str, str], int] = {}
         self._denied: set[str] = set()
 
@@ -378,14 +379,17 @@ class _Records:
             for each in standing.partitions
         }
         found = []
-        for (group, topic, number), (at_ms, lease_ms, entry) in sorted(self._entries.items()):
+        for (group, topic, number), (at_ms, report, entry) in sorted(self._entries.items(), key=itemgetter(0)):
             counts = [each for each in entry.reconsume_counts if each[0] >= positions.get((group, topic, number), 0)]
-            if counts and now_ms - at_ms <= 2 * lease_ms:
+            if counts and now_ms - at_ms <= 2 * report.lease_ms:
                 offset, attempts = counts[0]
                 is_first = counts[0] == entry.reconsume_counts[0]  # whose cause the entry has
                 since_ms = at_ms - entry.failing_ms if is_first and entry.failing_ms is not None else None
                 cause = entry.cause if is_first else None
-                found.append(FailingMessage(group, topic, number, offset, attempts, since_ms, cause))
+                owner = None if isinstance(report, ReleaseRecord) else report.client_id
+                found.append(
+                    FailingMessage(group, topic, number, offset, attempts, since_ms, cause, owner, entry.token)
+                )
         return tuple(found)
 
     def log_members(self, now_ms: int) -> dict[str, int]:
@@ -408,9 +412,9 @@ class _Records:
         if isinstance(found, RenewRecord | ReleaseRecord):
             for entry in found.queues:
                 key = group, target_of(entry.topic, self._names), entry.queue_id
-                _, _, newest = self._entries.get(key, (0, 0, entry))
+                _, _, newest = self._entries.get(key, (0, found, entry))
                 if entry.token >= newest.token:
-                    self._entries[key] = at_ms, found.lease_ms, entry
+                    self._entries[key] = at_ms, found, entry
 
     def _read(
         self,

@@ -196,7 +196,7 @@ class FailingMessage:
     attempts: int  # failed ones; 0: it does not fail, or is finished
     since_ms: int | None = None  # since when it fails there, epoch ms of the broker's clock; None: not known
     cause: str | None = None  # class and text of the last failure; None: not known
-    owner: str | None = None  # client id; None: the log names nobody, or was not folded
+    owner: str | None = None  # client id; None: the log names nobody
     token: int | None = None  # of the owner's lease
 
     @property

@@ -457,6 +457,7 @@ def test_a_message_that_blocks_its_queue_is_known_from_its_owners_report(world: 
     found = world.snapshot()
     assert [(each.group, each.record, each.attempts) for each in found.failing] == [("pay", "orders/1/3", 80)]
     assert (found.failing[0].since_ms, found.failing[0].cause) == (found.at_ms - 2_000, "KeyError: 'x'")
+    assert (found.failing[0].owner, found.failing[0].token) == ("c", 5)
     assert found.log_members == {"pay": 1}
     renewed(world, 6, owner="d")
     found = world.snapshot()
