@@ -16,8 +16,8 @@ A transaction contains the dead letters that it sends and their mark in the redr
 If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
 transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
 A refusal ends its transaction and its session, and the next session reads the log again. Therefore a letter that would
-certainly be refused for the cause of an earlier refusal fails without being sent (`core.redrive_progress.Refusals`).
-Records that no longer exist, or differ from those that the plan saw, fail, too.
+certainly be refused for the cause of an earlier refusal fails without being sent (`RedriveRefusals` in
+`core.redrive_progress`). Records that no longer exist, or differ from those that the plan saw, fail, too.
 
 The order per key is that of the source partition: there is one producer, it sends in offset order, and a transaction is
 never repeated after a later one. A letter that failed may be sent later, once its cause is fixed. To keep the order
@@ -53,7 +53,7 @@ from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.redrive_progress import RedriveProgress, Refusals, RefusedFor
+from rocketshim.core.redrive_progress import RedriveProgress, RedriveRefusals, RefusedFor
 from rocketshim.errors import (
     ConfigError,
     MalformedRecordError,
@@ -442,7 +442,7 @@ class Redriver:
         self._new_admin = None if clients.admin is None else partial(clients.admin, config)
         self._targets: set[str] = set()
         self._transactions = Transactions(bootstrap, client or {}, clients, journal, self._clock)
-        self._refusals = Refusals(is_compressed=self._transactions.is_compressed)
+        self._refusals = RedriveRefusals(is_compressed=self._transactions.is_compressed)
         self._first_failed: dict[tuple[int, bytes | None], int] = {}  # partition and key to offset
 
     def run(self) -> None:

@@ -23,7 +23,7 @@ from rocketshim.admin.record_view import time_text
 from rocketshim.admin.redrive import whoami
 from rocketshim.console.people import Person
 from rocketshim.console.reading import ReadLimits
-from rocketshim.console.runs import PlanFiles, Runs
+from rocketshim.console.runs import PlanFiles, PlanRuns
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.core.user_values import count_text, printable_lines
 from rocketshim.kafka.clients import Clients
@@ -176,9 +176,9 @@ class Console:
         return PlanFiles(self.settings.state_dir)
 
     @cached_property
-    def runs(self) -> Runs:
+    def runs(self) -> PlanRuns:
         """The plans that are being applied."""
-        return Runs(self.settings.bootstrap, client=self.settings.client, clients=self.clients)
+        return PlanRuns(self.settings.bootstrap, client=self.settings.client, clients=self.clients)
 
     @cached_property
     def sampler(self) -> Sampler:

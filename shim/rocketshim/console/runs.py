@@ -22,7 +22,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.logs import safe_logger
 from rocketshim_topics.redrive_plan import RedrivePlan
 
-__all__ = ["PlanFiles", "Run", "Runs"]
+__all__ = ["PlanFiles", "PlanRun", "PlanRuns"]
 
 
 _MOST_FILE_BYTES: Final = 256 << 20  # two million dead letters
@@ -88,7 +88,7 @@ _KEPT: Final = 20  # of the runs that have ended; each has all dead letters of i
 
 
 @dataclass(slots=True)
-class Run:
+class PlanRun:
     """One application of a plan."""
 
     plan: RedrivePlan
@@ -103,7 +103,7 @@ class Run:
         return not self.is_over.is_set()
 
 
-class Runs:
+class PlanRuns:
     """The runs of this process, at most one at a time for each topic of dead letters.
 
     Thread-safety: any thread may call the methods.
@@ -113,24 +113,24 @@ class Runs:
         self._bootstrap = bootstrap
         self._client = client
         self._clients = clients
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, PlanRun] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
-    def of(self, plan_id: str) -> Run | None:
+    def of(self, plan_id: str) -> PlanRun | None:
         """Return the last run of a plan in this process; None: there was none, or it ended many runs ago."""
         return self._runs.get(plan_id)
 
     def start(
         self, plan: RedrivePlan, *, by: str, most: int | None, rate_per_s: float | None, stop_ratio: float
-    ) -> Run:
+    ) -> PlanRun:
         """Begin to apply a plan in a thread of its own.
 
         Decides: Who wins if two redrives of one topic run? In one console the first; else the later one, which fences
             the other (`admin.redrive.Journal.refuse_if_taken_over`).
         """
         progress = RedriveProgress(plan.letters, rate_per_s=rate_per_s, most=most, stop_ratio=stop_ratio)
-        run = Run(plan, by, progress)
+        run = PlanRun(plan, by, progress)
         with self._lock:
             running = [each for each in self._runs.values() if each.is_running and each.plan.source == plan.source]
             if running:
@@ -155,7 +155,7 @@ class Runs:
         for thread in threads:
             thread.join(_STOP_S)
 
-    def _apply(self, run: Run) -> None:
+    def _apply(self, run: PlanRun) -> None:
         try:
             self._send(run)
         except RocketshimError as error:
@@ -166,7 +166,7 @@ class Runs:
         finally:
             run.is_over.set()
 
-    def _send(self, run: Run) -> None:
+    def _send(self, run: PlanRun) -> None:
         with planned_redriver(
             self._bootstrap, run.plan, run.progress, by=run.by, client=self._client, clients=self._clients
         ) as redriver:

@@ -12,8 +12,8 @@ Two conditions stop the run, each from 20 dead letters on, so that one bad dead 
 is the share that *failed* of the whole plan (wherever the bad ones are: twenty at its head, for example, do not block
 the ones behind). The second is the share *dead again* already of what this run has sent.
 
-`Refusals`: each refusal of a record costs a session of the redrive, so a record that would certainly be refused is not
-sent. What is certain depends on the cause:
+`RedriveRefusals`: each refusal of a record costs a session of the redrive, so a record that would certainly be refused
+is not sent. What is certain depends on the cause:
 
 * A topic limits the size of a batch. Of records that are sent one per batch, uncompressed, each one at least as large
   as a refused one would be refused.
@@ -33,7 +33,7 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
 
-__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress", "Refusals", "RefusedFor"]
+__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress", "RedriveRefusals", "RefusedFor"]
 
 DEFAULT_STOP_RATIO: Final = 0.1
 MOST_IN_TRANSACTION: Final = 500
@@ -207,7 +207,7 @@ RefusedFor = Literal["too-large", "missing", "invalid"]
 """Why a topic has refused a record."""
 
 
-class Refusals:
+class RedriveRefusals:
     """The refusals of a redrive. With compression records may be stored smaller than they are, so no size counts."""
 
     def __init__(self, *, is_compressed: bool) -> None:

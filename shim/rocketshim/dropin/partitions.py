@@ -25,7 +25,7 @@ The client keeps a pause across assignments, so a partition that is not to be pa
 (test_a_pause_of_the_retry_topic_does_not_outlive_its_assignment).
 
 Thread-safety: any thread may send a message back; one lock guards what it changes, and nothing is called while it is
-held. The assignment and `Partition.last` belong to the thread that polls, and any thread may read them.
+held. The assignment and `DropinPartition.last` belong to the thread that polls, and any thread may read them.
 """
 
 import re
@@ -43,7 +43,7 @@ from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.message import MessageView
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Partition", "Partitions", "key_of", "offset_of"]
+__all__ = ["DropinPartition", "Partitions", "key_of", "offset_of"]
 
 _KEPT_COUNT: Final = 10_000
 
@@ -59,7 +59,7 @@ def offset_of(message: Message) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Partition:
+class DropinPartition:
     """One partition in one assignment."""
 
     awaits_start: bool = False  # it is paused until its start is known
@@ -118,7 +118,7 @@ class Partitions:
 
     def __init__(self, retry_topic: str, names: TopicNames) -> None:
         self.retry_topic = retry_topic
-        self.by_key: dict[TopicPartitionKey, Partition] = {}  # the assigned ones
+        self.by_key: dict[TopicPartitionKey, DropinPartition] = {}  # the assigned ones
         self.known: frozenset[str] = frozenset()  # topics and patterns that the program has ever subscribed to
         self.named: frozenset[str] = frozenset()  # topics that the program subscribes to by name
         self.paused: set[TopicPartitionKey] = set()  # by the program
@@ -138,7 +138,7 @@ class Partitions:
         with self._lock:
             for key in keys:
                 if key not in self.by_key:
-                    self.by_key[key] = Partition(awaits_start=key in awaiting)
+                    self.by_key[key] = DropinPartition(awaits_start=key in awaiting)
 
     def remove(self, keys: Iterable[TopicPartitionKey]) -> None:
         """End the epoch of these partitions; their unfinished send-backs no longer have an effect here."""

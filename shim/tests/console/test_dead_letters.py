@@ -22,7 +22,7 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.console.plans import Behind, Verdict
 from rocketshim.console.reading import BoundedReading
 from rocketshim.console.records import _indented
-from rocketshim.console.runs import PlanFiles, Run, Runs
+from rocketshim.console.runs import PlanFiles, PlanRun, PlanRuns
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
@@ -469,7 +469,7 @@ def empty_plan(number: int = 0) -> RedrivePlan:
     )  # fmt: skip
 
 
-def start_run(runs: Runs, plan: RedrivePlan) -> Run:
+def start_run(runs: PlanRuns, plan: RedrivePlan) -> PlanRun:
     return runs.start(plan, by="ada", most=None, rate_per_s=None, stop_ratio=0.1)
 
 
@@ -479,7 +479,7 @@ def test_a_run_for_which_the_system_has_no_thread_left_keeps_no_other_one_out(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    runs = Runs("memory:1", client={}, clients=stage.kafka.clients(blocking=False))
+    runs = PlanRuns("memory:1", client={}, clients=stage.kafka.clients(blocking=False))
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -489,7 +489,7 @@ def test_a_run_for_which_the_system_has_no_thread_left_keeps_no_other_one_out(
 
 
 def test_runs_that_have_ended_are_not_kept_forever(stage: Stage, wait_for: Wait) -> None:
-    runs = Runs("memory:1", client={}, clients=stage.kafka.clients(blocking=False))
+    runs = PlanRuns("memory:1", client={}, clients=stage.kafka.clients(blocking=False))
     plans = [empty_plan(number) for number in range(25)]
     for plan in plans:
         wait_for(start_run(runs, plan).is_over.is_set)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.redrive_progress import Refusals, RefusedFor
+from rocketshim.core.redrive_progress import RedriveRefusals, RefusedFor
 from rocketshim_topics import OutgoingRecord
 
 
@@ -40,7 +40,7 @@ RECORDS = st.builds(
 
 @given(limit_bytes=st.integers(10, 20_000), records=st.lists(RECORDS, max_size=20))
 def test_records_reported_as_too_large_would_have_been_refused(limit_bytes: int, records: list[OutgoingRecord]) -> None:
-    refusals = Refusals(is_compressed=False)
+    refusals = RedriveRefusals(is_compressed=False)
     for record in records:
         is_refused = record.topic == "one" and len(stored(record)) > limit_bytes
         assert is_refused or refusals.reason(record) is None
@@ -49,7 +49,7 @@ def test_records_reported_as_too_large_would_have_been_refused(limit_bytes: int,
 
 
 def test_a_record_as_large_as_a_refused_one_is_predicted_as_refused() -> None:
-    refusals = Refusals(is_compressed=False)
+    refusals = RedriveRefusals(is_compressed=False)
     refusals.add(OutgoingRecord("one", None, b"k", b"x" * 1_000, []), "too-large", "too large")
     refusals.add(OutgoingRecord("one", None, b"k", b"x" * 2_000, []), "too-large", "too large")
     assert refusals.reason(OutgoingRecord("one", None, b"j", b"y" * 1_000, [])) == "too large"
@@ -58,7 +58,7 @@ def test_a_record_as_large_as_a_refused_one_is_predicted_as_refused() -> None:
 
 
 def test_the_sizes_of_compressed_records_say_nothing() -> None:
-    record, refusals = OutgoingRecord("one", None, b"k", b"x" * 1_000, []), Refusals(is_compressed=True)
+    record, refusals = OutgoingRecord("one", None, b"k", b"x" * 1_000, []), RedriveRefusals(is_compressed=True)
     refusals.add(record, "too-large", "too large")
     assert refusals.reason(record) is None
 
@@ -79,7 +79,7 @@ def record(topic: str = "one", partition: int | None = None, key: bytes | None =
 def test_records_are_predicted_as_refused_only_where_the_cause_is_certainly_the_same(
     cause: RefusedFor, refused: OutgoingRecord, alike: list[OutgoingRecord], others: list[OutgoingRecord]
 ) -> None:
-    refusals = Refusals(is_compressed=False)
+    refusals = RedriveRefusals(is_compressed=False)
     refusals.add(refused, cause, "refused:WHY")
     assert [refusals.reason(each) for each in alike] == ["refused:WHY"] * len(alike)
     assert [refusals.reason(each) for each in others] == [None] * len(others)
