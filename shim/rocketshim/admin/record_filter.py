@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
+from rocketshim.admin.cause_counts import cause_of
 from rocketshim.admin.record_view import RecordView
-from rocketshim.admin.statistics import cause_of
 from rocketshim.admin.times import past_ms
 from rocketshim.errors import ConfigError
 from rocketshim.filters import SqlFilter

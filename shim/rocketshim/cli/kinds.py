@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from rocketshim.admin.cause_counts import by_cause
 from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
-from rocketshim.admin.statistics import by_cause
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic

@@ -1,4 +1,4 @@
-"""Print records, tables and untrusted text on a terminal, or for a program."""
+"""Print records, their causes and untrusted text on a terminal, or for a program."""
 
 import difflib
 import json
@@ -10,8 +10,8 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console
 
+from rocketshim.admin.cause_counts import CauseCount
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.statistics import CauseCount
 from rocketshim.cli.table import show_table
 from rocketshim.core.user_values import count_text, one_line, printable_lines
 from rocketshim.errors import TopicMissingError

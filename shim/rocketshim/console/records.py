@@ -20,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from rocketshim.admin.cause_counts import by_cause
 from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
-from rocketshim.admin.statistics import by_cause
 from rocketshim.admin.trace import Missing, history, missing_text, own_topics, step_text, topics_named
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Selection, sql_text

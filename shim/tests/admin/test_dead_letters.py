@@ -9,10 +9,10 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.admin.cause_counts import by_cause
 from rocketshim.admin.dead_letter_formats import Decoder
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.redrive import redriven_parked
-from rocketshim.admin.statistics import by_cause
 from rocketshim.admin.trace import Missing, life, step_text
 from rocketshim.errors import MessageError, TopicMissingError
 from rocketshim.kafka.clients import Clients
