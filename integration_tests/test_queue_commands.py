@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -56,9 +57,12 @@ def test_poison_blocks_an_orderly_queue_and_one_command_or_button_ends_that(  # 
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S)
         return done.returncode, json.loads(done.stdout)
 
+    def lock() -> dict[str, Any]:
+        (found,) = [each for each in run("locks", group)[1]["locks"] if each["topic"] == orders]  # type: ignore[attr-defined]
+        return found  # type: ignore[no-any-return]
+
     def failing() -> list[list[int]]:
-        (lock,) = [each for each in run("locks", group)[1]["locks"] if each["topic"] == orders]  # type: ignore[attr-defined]
-        return lock["reconsume_counts"]  # type: ignore[no-any-return]
+        return lock()["reconsume_counts"]  # type: ignore[no-any-return]
 
     consumer = PushConsumer(broker.bootstrap, group=group, namespace=namespace, suspend_current_queue_time_ms=100)
     consumer.listener(orders, orderly=True)(ship)
@@ -70,6 +74,7 @@ def test_poison_blocks_an_orderly_queue_and_one_command_or_button_ends_that(  # 
                 producer.send(Message(orders, body))
             wait_until(lambda: [each[0] for each in failing()] == [1], "the owner reports it", within_s=WITHIN_S)
             assert handled == [b"0"]
+            assert re.search(r", in ship\n .*raise ConnectionError.*\nConnectionError$", lock()["trace"])
 
             assert run("dead-letter", group, f"{orders}/0/1")[0] == 0
             assert run("dead-letter", group, f"{orders}/0/2", "--apply")[0] == 2, "it does not fail"
@@ -96,6 +101,7 @@ def test_poison_blocks_an_orderly_queue_and_one_command_or_button_ends_that(  # 
             wait_until(lambda: [each[0] for each in failing()] == [4], "the owner reports the next", within_s=WITHIN_S)
             with console(broker, namespace, tmp_path) as (_, browser):
                 page = browser.ask("GET", f"/groups/{group}")[1]
+                assert re.search(f"attempt of {orders}/0/4</summary><pre[^>]*>  File [^<]*, in ship\n", page)
                 fields = dict(re.findall(r'<input type="hidden" name="([a-z]+)" value="([^"]*)">', page))
                 assert fields == {"topic": orders, "partition": "0", "offset": "4", "token": fields["token"]}
                 stored = browser.post(f"/groups/{group}/command", **fields, do="dead-letter")

@@ -17,6 +17,8 @@ module defines one record.
 * Renewals and releases give for each queue: its token; `confirmed_offset`, the offset of the owner's last record (claim
   or renewal) that it has read back; the position to continue from; and how often each unfinished message has failed
   (`reconsume_counts`: pairs of offset and count, counts of 1 and more), the first of them with its cause for people.
+* A new field for people may have any value: one that a reader does not understand counts as absent. A version that does
+  not know the field ignores it, and the two must not differ about the record.
 * A command is written by a person, not by a member. It names one message and the token of the queue's owner. That owner
   alone obeys, and only while its lease holds; a command with another token does nothing, then or later. For all others,
   and for the fold of every member, it is a record that is ignored: a version that does not know commands agrees.
@@ -25,7 +27,15 @@ module defines one record.
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.limits import INT_MAX, LONG_MAX
@@ -36,6 +46,7 @@ __all__ = [
     "CAUSE_CHARS",
     "GROUP_LOG_VERSION",
     "LEASE_MAX_MS",
+    "TRACE_CHARS",
     "ClaimRecord",
     "ClaimedQueue",
     "CommandRecord",
@@ -64,8 +75,21 @@ _Count = Annotated[int, Field(ge=1, le=INT_MAX)]
 CAUSE_CHARS: Final = 200
 """The longest cause of a failing message."""
 
+TRACE_CHARS: Final = 2_048
+"""The longest stack trace of a failing message."""
+
 BY_CHARS: Final = 300
 """The longest name of a person who gives a command."""
+
+
+def _or_absent(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return check(value)
+    except ValidationError:
+        return None
+
+
+_ForPeople = WrapValidator(_or_absent)
 
 
 class _Part(BaseModel):
@@ -100,6 +124,10 @@ class LeaseEntry(ClaimedQueue):
         reconsume_counts: (offset, failed attempts so far) of the unfinished messages, ascending.
         failing_ms: for how long the first of them has failed under this owner; None: not known. For people only.
         cause: class and text of its last failure, 200 characters at most; None: not known. For people only.
+        trace: stack trace of that failure, the innermost frame last, 2,048 characters at most; None: there is none, or
+            it is left out. For people only.
+        call_offset: first message of a listener call that has run for long; None: there is none. For people only.
+        call_ms: for how long that call has run; None: there is none. For people only.
     """
 
     token: _Offset
@@ -108,6 +136,9 @@ class LeaseEntry(ClaimedQueue):
     reconsume_counts: tuple[tuple[_Offset, _Count], ...] = ()
     failing_ms: _Offset | None = None
     cause: str | None = None
+    trace: Annotated[str | None, Field(max_length=TRACE_CHARS), _ForPeople] = None
+    call_offset: Annotated[_Offset | None, _ForPeople] = None
+    call_ms: Annotated[_Offset | None, _ForPeople] = None
 
 
 class _Record(_Part):

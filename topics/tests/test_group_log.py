@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import (
+    TRACE_CHARS,
     ClaimedQueue,
     ClaimRecord,
     CommandRecord,
@@ -80,6 +81,28 @@ RECORDS: dict[str, GroupRecord | CommandRecord] = {
             ),
         ),
     ),
+    "renew with the trace of a failing message, in a long call": RenewRecord(
+        client_id=CLIENT,
+        incarnation="5f0c",
+        seq=4,
+        lease_ms=60_000,
+        base=BASE,
+        queues=(
+            LeaseEntry(
+                topic="orders",
+                queue_id=3,
+                token=BASE + 2,
+                confirmed_offset=2,
+                next_offset=118,
+                reconsume_counts=((118, 4),),
+                failing_ms=3_021,
+                cause="KeyError: 'price'",
+                trace='  File "/app/ship.py", line 9, in ship\n    price(order)\nKeyError',
+                call_offset=118,
+                call_ms=9_400,
+            ),
+        ),
+    ),
     "renew before anything was consumed": RenewRecord(
         client_id=CLIENT,
         incarnation="5f0c",
@@ -133,6 +156,27 @@ def test_an_unknown_version_is_an_error_of_its_own_whatever_else_stands_there(ve
         decode_group_record(json.dumps({"v": version, "entirely": "different"}).encode())
     assert caught.value.version == version
     assert not isinstance(caught.value, MalformedRecordError)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"trace": 7},
+        {"trace": ["a", "b"]},
+        {"trace": "x" * (TRACE_CHARS + 1)},
+        {"trace": None},
+        {"call_offset": -1},
+        {"call_offset": "118"},
+        {"call_ms": 1.5},
+        {"call_ms": 2**63},
+    ],
+)
+def test_a_new_field_for_people_that_is_not_understood_is_absent_as_for_a_version_that_does_not_know_it(
+    field: dict[str, object],
+) -> None:
+    fields = json.loads(GOLDEN["renew with counts"])
+    fields["queues"][0] |= field
+    assert decode_group_record(json.dumps(fields).encode()) == RECORDS["renew with counts"]
 
 
 def changed(name: str, **fields: object) -> bytes:
@@ -219,6 +263,9 @@ held = st.builds(
     confirmed_offset=numbers,
     next_offset=st.none() | numbers,
     reconsume_counts=st.lists(st.tuples(numbers, st.integers(1, 2**31 - 1)), max_size=3).map(tuple),
+    trace=st.none() | names,
+    call_offset=st.none() | numbers,
+    call_ms=st.none() | numbers,
 )
 common = {
     "client_id": names,

@@ -6,6 +6,7 @@ from pathlib import Path
 from rocketshim_topics import DelayLevels, decode
 from rocketshim_topics.group_log import (
     CAUSE_CHARS,
+    TRACE_CHARS,
     ClaimedQueue,
     ClaimRecord,
     CommandRecord,
@@ -61,6 +62,7 @@ def test_kinds_and_fields_of_the_group_log_are_the_code_s() -> None:
         written[kind] |= set(LeaseEntry.model_fields)
     assert shown == written
     assert f"`cause`, {CAUSE_CHARS} characters at most" in section
+    assert f"`trace`, {TRACE_CHARS:,} characters at most" in section
     assert " or ".join(f"`{each}`" for each in QueueCommand) in section
 
 

@@ -15,6 +15,7 @@ from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import ANSWER_S, ask_patiently, partition_bounds
 from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, Owner
+from rocketshim.locks.lease import NO_TROUBLE, Trouble
 from rocketshim.locks.log_clients import log_reader_config
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
@@ -65,12 +66,18 @@ class GroupLogStanding:
     commands: list[StoredCommand] = field(default_factory=list)
     heartbeats: dict[Owner, tuple[int, MemberRecord]] = field(default_factory=dict)
 
-    def trouble(self, queue: MessageQueue) -> tuple[int | None, str | None]:
-        """Return since when the first failing message of a queue fails, epoch ms, and its cause; None: not known."""
+    def trouble(self, queue: MessageQueue) -> Trouble:
+        """Return what holds up a queue, as its owner last reported; times are epoch ms of the broker's clock."""
         at_ms, entry = self.reported.get(queue, (0, None))
-        if entry is None or entry.reconsume_counts != self.log.lock(queue).reconsume_counts:
-            return None, None
-        return None if entry.failing_ms is None else at_ms - entry.failing_ms, entry.cause
+        if entry is None:
+            return NO_TROUBLE
+        lock, found = self.log.lock(queue), NO_TROUBLE
+        if entry.reconsume_counts == lock.reconsume_counts:
+            since_ms = None if entry.failing_ms is None else at_ms - entry.failing_ms
+            found = Trouble(since_ms, entry.cause, entry.trace)
+        if lock.owner is None or lock.token != entry.token or entry.call_offset is None or entry.call_ms is None:
+            return found
+        return found._replace(call=(entry.call_offset, at_ms - entry.call_ms))
 
 
 def group_log(settings: ConnectionSettings, group: str, clients: Clients | None = None) -> GroupLogStanding:

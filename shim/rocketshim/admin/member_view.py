@@ -1,4 +1,4 @@
-"""The members of a group, as its log shows them: version, settings that differ, the queues of each, and what fails."""
+"""The members of a group, as its log shows them: version, settings that differ, queues, what fails and takes long."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -6,8 +6,30 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding
+from rocketshim.admin.record_view import time_text
+from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["MemberView", "member_views"]
+__all__ = ["LongCall", "MemberView", "long_call", "member_views"]
+
+
+@dataclass(frozen=True, slots=True)
+class LongCall:
+    """A listener call that has run for more than 5 s, as its member last reported."""
+
+    topic: str
+    partition: int
+    offset: int  # of the first message of the call
+    since_ms: int  # epoch ms of the broker's clock
+
+    @property
+    def record(self) -> str:
+        """Return the address of that message."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def text(self) -> str:
+        """Return it for a listing."""
+        return f"{self.record} {time_text(self.since_ms)[:-4]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +45,14 @@ class MemberView:
     gone_in_ms: int  # without another heartbeat
     queues: tuple[str, ...]  # those whose locks it holds
     failing: tuple[str, ...]  # records of these queues that fail, the first one of each
+    calls: tuple[LongCall, ...]  # the longest first
     differs: tuple[str, ...] = ()  # in what it differs from most others: `version`, `lease`, `allocation`
+
+
+def long_call(standing: GroupLogStanding, queue: MessageQueue) -> LongCall | None:
+    """Return the call for a queue that takes long; None: the log knows of none."""
+    call = standing.trouble(queue).call
+    return None if call is None else LongCall(queue.topic, queue.queue_id, *call)
 
 
 def member_views(standing: GroupLogStanding) -> list[MemberView]:
@@ -46,6 +75,12 @@ def member_views(standing: GroupLogStanding) -> list[MemberView]:
                     f"{lock.queue.topic}/{lock.queue.queue_id}/{lock.reconsume_counts[0][0]}"
                     for lock in locks
                     if lock.reconsume_counts
+                ),
+                calls=tuple(
+                    sorted(
+                        filter(None, (long_call(standing, lock.queue) for lock in locks)),
+                        key=lambda call: call.since_ms,
+                    )
                 ),
             )
         )

@@ -12,6 +12,7 @@ from rocketshim.admin.group_log_snapshot import GroupLogReader, GroupLogStanding
 from rocketshim.core.user_values import count_text, one_line
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.reports import store_command
+from rocketshim.locks.lease import NO_TROUBLE
 from rocketshim.observe.snapshot import FailingMessage
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.group_log import (
@@ -70,9 +71,9 @@ def failing_message(group: str, standing: GroupLogStanding, queue: MessageQueue,
     owner = lock.owner.client_id if lock.owner is not None and lock.known else None
     counts = dict(lock.reconsume_counts)
     is_first = next(iter(counts), None) == offset
-    since_ms, cause = standing.trouble(queue) if is_first else (None, None)
+    attempts, (since_ms, cause, trace, _) = counts.get(offset, 0), standing.trouble(queue) if is_first else NO_TROUBLE
     return FailingMessage(
-        group, queue.topic, queue.queue_id, offset, counts.get(offset, 0), since_ms, cause, owner, lock.token
+        group, queue.topic, queue.queue_id, offset, attempts, since_ms, cause, owner, lock.token, trace
     )
 
 

@@ -12,14 +12,15 @@ from rich.console import Console
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
-from rocketshim.admin.member_view import member_views
-from rocketshim.admin.queue_commands import command_owner, store_group_record
+from rocketshim.admin.member_view import long_call, member_views
+from rocketshim.admin.queue_commands import command_owner, failing_messages, store_group_record
+from rocketshim.admin.record_view import time_text
 from rocketshim.admin.redrive import whoami
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName, complete_topic
 from rocketshim.cli.options import Connected, Connection, Json, Quiet, output, seconds
-from rocketshim.cli.records import echo_safe, split_partition
+from rocketshim.cli.records import echo_safe, echo_trace, split_partition
 from rocketshim.cli.table import show_table
 from rocketshim.core.user_values import count_text
 from rocketshim.errors import ConfigError
@@ -319,10 +320,12 @@ def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
     """Show who holds which queue, its fencing token and remaining lease, its position, and which messages fail.
 
     The next owner of a queue starts with that position and those failed attempts; they are of the owner's last renewal,
-    by default at most 20 s old. A message that has failed three times is renewed immediately. Leases run in the time of
-    the log, which advances with its records only: while nobody writes, no lease expires.
+    by default at most 20 s old. A message that has failed three times is renewed immediately. A listener call is shown
+    when it has run for 5 s at that renewal. Leases run in the time of the log, which advances with its records only:
+    while nobody writes, no lease expires.
     """
     standing = _log(at, group)
+    calls = [long_call(standing, lock.queue) for lock in standing.log.locks]
     rows: list[dict[str, Any]] = [
         {
             "topic": lock.queue.topic,
@@ -333,14 +336,19 @@ def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
             "lease_left_ms": lock.lease_left_ms,
             "next_offset": lock.next_offset,
             "reconsume_counts": [list(pair) for pair in lock.reconsume_counts],
+            "failing_since_ms": trouble.since_ms,
+            "cause": trouble.cause,
+            "trace": trouble.trace,
+            "call": None if call is None else asdict(call),
         }
-        for lock in standing.log.locks
+        for lock, call in zip(standing.log.locks, calls, strict=True)
+        for trouble in [standing.trouble(lock.queue)]
     ]
     if as_json:
         typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "locks": rows}))
         return
     show_table(
-        ("topic/partition", "owner", "token", "lease left", "next offset", "failing"),
+        ("topic/partition", "owner", "token", "lease left", "next offset", "in a call since (UTC)", "failing"),
         (
             (
                 f"{row['topic']}/{row['partition']}",
@@ -348,24 +356,41 @@ def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
                 "" if row["token"] is None else str(row["token"]),
                 f"{row['lease_left_ms'] / 1_000:.0f} s" if row["owner"] else "",
                 "" if row["next_offset"] is None else str(row["next_offset"]),
+                "" if call is None else call.text,
                 ", ".join(
                     f"{row['topic']}/{row['partition']}/{offset} ({count_text(count, 'attempt')})"
                     for offset, count in row["reconsume_counts"][:3]
                 ),
             )
-            for row in rows
+            for row, call in zip(rows, calls, strict=True)
         ),
     )
+    _echo_causes(group, standing)
     _echo_age(standing)
+
+
+def _echo_causes(group: str, standing: GroupLogStanding) -> None:
+    """Print why the first message of each queue fails, and each stack trace once."""
+    shown: dict[str, str] = {}
+    for each in failing_messages(group, standing):
+        if each.cause is None:
+            continue
+        since = "" if each.since_ms is None else f" since {time_text(each.since_ms)[:-4]} (UTC)"
+        echo_safe(f"{each.record} fails{since}: {each.cause}")
+        if each.trace in shown:
+            echo_safe(f"  stack trace: that of {shown[each.trace]}")
+        elif each.trace is not None:
+            shown[each.trace] = each.record
+            echo_trace("  stack trace:", each.trace)
 
 
 @app.command(epilog="Example: rocketshim group members payments")
 def members(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
-    """Show the members that the group's log knows: version, queues, what differs from most others, and what fails.
+    """Show the members that the group's log knows: version, queues, what differs from most others, what fails.
 
-    A client id is host@pid@n, unless the program has set one. A member counts as gone after the time shown, unless it
-    sends a heartbeat. Only members that consume in order, or with an allocation strategy, are in the log; the others
-    are in `group lag`.
+    A client id is host@pid@n, unless the program has set one. A listener call is shown when it had run for 5 s at the
+    member's last renewal of its locks. A member counts as gone after the time shown, unless it sends a heartbeat. Only
+    members that consume in order, or with an allocation strategy, are in the log; the others are in `group lag`.
     """
     standing = _log(at, group)
     found = member_views(standing)
@@ -374,13 +399,23 @@ def members(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
         typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "members": rows}))
         return
     show_table(
-        ("client id", "version", "queues", "fails at", "allocated by", "gone in", "differs in"),
+        (
+            "client id",
+            "version",
+            "queues",
+            "fails at",
+            "in a call since (UTC)",
+            "allocated by",
+            "gone in",
+            "differs in",
+        ),
         (
             (
                 each.client_id,
                 each.version or "",
                 str(len(each.queues)),
                 ", ".join(each.failing[:3]),
+                ", ".join(call.text for call in each.calls[:3]),
                 each.strategy or "Kafka's group protocol",
                 f"{each.gone_in_ms / 1_000:.0f} s",
                 ", ".join(each.differs),

@@ -50,6 +50,12 @@ def echo_safe(line: str, *, err: bool = False) -> None:
     typer.echo(one_line(line), err=err)
 
 
+def echo_trace(head: str, trace: str) -> None:
+    """Print a stack trace below a line that says of what."""
+    for line in (head, *(f"  {each}" for each in trace.rstrip("\n").split("\n"))):
+        echo_safe(line)
+
+
 def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
     """Return the same records; on a terminal, show meanwhile on standard error how many have been read."""
     out = out or Console(stderr=True)

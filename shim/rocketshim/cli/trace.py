@@ -10,7 +10,7 @@ from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.trace import Missing, history, message_at, missing_text, records_of, step_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import ConnectedWithLevels, Json
-from rocketshim.cli.records import counting, echo_safe
+from rocketshim.cli.records import counting, echo_safe, echo_trace
 from rocketshim.cli.table import show_table
 from rocketshim.core.timer_history import TimerHistory
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
@@ -75,9 +75,7 @@ def _show(wanted: str, hops: list[RecordView | Missing], names: TopicNames) -> N
     failed = [hop for hop in hops if isinstance(hop, RecordView) and hop.envelope.fail_stack]
     if failed:
         typer.echo()
-        echo_safe(f"stack trace of the last failure, from {failed[-1].at}:")
-        for line in (failed[-1].envelope.fail_stack or "").rstrip("\n").split("\n"):
-            echo_safe(f"  {line}")
+        echo_trace(f"stack trace of the last failure, from {failed[-1].at}:", failed[-1].envelope.fail_stack or "")
 
 
 def _cells(hop: RecordView | Missing, names: TopicNames) -> list[str]:

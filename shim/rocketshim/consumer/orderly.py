@@ -81,7 +81,7 @@ from rocketshim.core.start_position import LookupRotation
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.locks.holder import Commanded
-from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
+from rocketshim.locks.lease import NO_LOCK, NO_TROUBLE, Lease, ReconsumeCounts
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
@@ -360,7 +360,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
     def _report_progress(self, log: GroupLogThread) -> None:
         """Report changed progress, so that renewals carry it to the next owner."""
         for queue in self.queues:
-            progress = queue.progress
+            progress = queue.progress(self._now_ms())
             if progress != queue.reported:
                 queue.reported = progress
                 log.progress(self._leases[queue.key], *progress)
@@ -448,9 +448,9 @@ class OrderlyMode(Mode[OrderlyQueue]):
         return run is None or run.is_drained
 
     def _release(self, lease: Lease, run: OrderlyQueue | None) -> None:
-        progress: Progress = (None, lease.reconsume_counts, None)  # the log keeps the position, and whose it is
+        progress: Progress = (None, lease.reconsume_counts, NO_TROUBLE)  # the log keeps the position, and whose it is
         if run is not None:
-            progress = run.progress
+            progress = run.progress(self._now_ms())
             run.drop()
         if self._log is not None:
             self._log.release(lease, *progress)
@@ -628,6 +628,7 @@ class OrderlyRunner(Runner):
                 view._record = message  # noqa: SLF001
             else:
                 view = TriedMessageView(message, False, times)  # noqa: FBT003
+            task.called = message
             try:
                 status = listener(view, context) if alone is None else alone(view)
                 if (status is None or status is success) and (
@@ -658,6 +659,7 @@ class OrderlyRunner(Runner):
         for batch in batches:
             if not self._may_begin(task, slice_end_ns):
                 break
+            task.called = batch[0]
             answers.append(answer_to(batch))
             if answers[-1].stops:
                 break

@@ -64,15 +64,16 @@ from typing import Any, Final
 
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.offset_tracker import OffsetTracker
-from rocketshim.core.user_values import one_line
-from rocketshim.locks.lease import Lease, ReconsumeCounts, Trouble
+from rocketshim.core.user_values import one_line, printable_lines
+from rocketshim.locks.lease import NO_TROUBLE, Lease, ReconsumeCounts, Trouble
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.group_log import CAUSE_CHARS
+from rocketshim_topics.group_log import CAUSE_CHARS, TRACE_CHARS
 from rocketshim_topics.hops import Failure
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
     "CONTINUOUS_RUN_MAX_MS",
+    "LONG_CALL_MS",
     "SUSPEND_MAX_MS",
     "SUSPEND_MIN_MS",
     "BatchAnswer",
@@ -84,8 +85,8 @@ __all__ = [
     "ToDeadLetters",
 ]
 
-Progress = tuple[int | None, ReconsumeCounts, Trouble | None]
-"""Position and failed attempts, in the form of the group's log, and since when and why the first of them fails."""
+Progress = tuple[int | None, ReconsumeCounts, Trouble]
+"""Position and failed attempts, in the form of the group's log, and what holds up the queue."""
 
 CONTINUOUS_RUN_MAX_MS: Final = 60_000
 """Time of continuous runs after which a queue yields, in ms. Source: `MAX_TIME_CONSUME_CONTINUOUSLY`."""
@@ -95,6 +96,9 @@ SUSPEND_MIN_MS: Final = 10
 
 SUSPEND_MAX_MS: Final = 30_000
 """Longest wait after a stop, in ms. Source: the same."""
+
+LONG_CALL_MS: Final = 5_000
+"""Time after which a listener call is long enough for the group's log, in ms."""
 
 _YIELD_MS: Final = 10
 _NOT_SET: Final = Lease(MessageQueue("", queue_id=0), -1, 0)  # it never holds
@@ -167,6 +171,7 @@ class OrderlyTask:
 
     __slots__ = (
         "began_ms",
+        "called",
         "counts",
         "failure",
         "key_of",
@@ -194,6 +199,7 @@ class OrderlyTask:
         self.key_of = key_of  # if the order is by key; None: a failure ends the run
         self.withheld = False  # start no further call
         self.began_ms: int | None = None
+        self.called: Any = None  # the first message of the call that began last
         self.failure: Failure | None = None  # why the run stopped early
         self.malformed: str | None = None  # why the message that stopped the run breaks the wire format
         self.passed: dict[int, tuple[Failure | None, str | None]] = {}  # the same of those that did not stop it
@@ -291,12 +297,14 @@ class _Attempts:
         offset = min((offset for offset in self.counts if offset >= first), default=None)
         return (0, 0) if offset is None else (self.counts[offset], now_ms - self._since_ms.get(offset, now_ms))
 
-    def trouble(self, offset: int) -> Trouble | None:
-        """Return since when a message has failed here, and why; None: not known."""
+    def trouble(self, offset: int) -> Trouble:
+        """Return since when a message has failed here, and why."""
         since_ms, failure = self._since_ms.get(offset), self.failures.get(offset)
         if since_ms is None or failure is None:
-            return None
-        return since_ms, one_line(f"{failure.exception_class}: {failure.text}")[:CAUSE_CHARS]
+            return NO_TROUBLE
+        cause = one_line(f"{failure.exception_class}: {failure.text}")[:CAUSE_CHARS]
+        trace = printable_lines(failure.stack_bytes.decode("utf-8", "replace").rstrip("\n"))
+        return Trouble(since_ms, cause, trace[-TRACE_CHARS:] or None)
 
     def forget(self, offsets: Collection[int]) -> None:
         """Forget messages that are finished, or do not exist any more."""
@@ -744,11 +752,14 @@ class OrderlyQueue:
         first = self._tracker.next_offset or 0
         return tuple(sorted(item for item in self._attempts.counts.items() if item[0] >= first))
 
-    @property
-    def progress(self) -> Progress:
-        """Position and failed attempts for the group's log, even if the lease does not hold any more."""
+    def progress(self, now_ms: int) -> Progress:
+        """Return what the group's log is to know of the queue, even if the lease does not hold any more."""
         counts = self.reconsume_counts
-        return self.next_offset, counts, self._attempts.trouble(counts[0][0]) if counts else None
+        trouble = self._attempts.trouble(counts[0][0]) if counts else NO_TROUBLE
+        task, took_ms = self.out, self.oldest_in_work_ms(now_ms)
+        if task is not None and task.called is not None and took_ms >= LONG_CALL_MS:
+            trouble = trouble._replace(call=(_offset(task.called), now_ms - took_ms))
+        return self.next_offset, counts, trouble
 
     def note_failure(self, message: Any, failure: Failure) -> None:
         """Remember why a message has failed, for those who look at the group's log, and for its dead letter."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 from rocketshim.locks.fold import Folded, GroupLog, LeaseEffect, LeaseOutcome, Owner
 from rocketshim.locks.lease import (
     LOG_TIME_STEP_MAX_MS,
+    NO_TROUBLE,
     Lease,
     QueueLockSettings,
     ReconsumeCounts,
@@ -63,6 +64,12 @@ _STUCK_AFTER: Final = 3
 
 _CAUSE_ENTRIES: Final = 10
 """Entries without a cause that are as large as a cause."""
+
+_TRACE_ENTRIES: Final = 12
+"""Entries without a trace that are as large as a trace."""
+
+_TRACES: Final = 16
+"""Maximum number of traces in one renewal: queues that fail together mostly fail by the same path."""
 
 
 class LockState(Enum):
@@ -122,7 +129,7 @@ class Slot:
     confirmed_offset: int = 0
     next_offset: int | None = None
     reconsume_counts: ReconsumeCounts = ()
-    trouble: Trouble | None = None
+    trouble: Trouble = NO_TROUBLE
     renews_now: bool = False
     watched: CommandRecord | None = None  # a person waits for what this command does
 
@@ -152,7 +159,7 @@ class Slot:
 
     def lease_entry(self, now_ms: int) -> LeaseEntry:
         """Return the queue as a renewal or release names it."""
-        queue, (since_ms, cause) = self.lease.queue, self.trouble or (None, None)
+        queue, (since_ms, cause, trace, call) = self.lease.queue, self.trouble
         return LeaseEntry(
             topic=queue.topic,
             queue_id=queue.queue_id,
@@ -162,6 +169,9 @@ class Slot:
             reconsume_counts=self.reconsume_counts[:_COUNTS_PER_QUEUE],
             failing_ms=None if since_ms is None else max(0, now_ms - since_ms),
             cause=cause,
+            trace=trace,
+            call_offset=None if call is None else call[0],
+            call_ms=None if call is None else max(0, now_ms - call[1]),
         )
 
 
@@ -320,7 +330,7 @@ class QueueLockHolder:
         lease: Lease,
         next_offset: int | None,
         reconsume_counts: ReconsumeCounts,
-        trouble: Trouble | None = None,
+        trouble: Trouble = NO_TROUBLE,
     ) -> None:
         """Record the progress of a queue; the next renewal carries it. Ignored for a former lease.
 
@@ -346,7 +356,7 @@ class QueueLockHolder:
         next_offset: int | None,
         reconsume_counts: ReconsumeCounts,
         now_ms: int,
-        trouble: Trouble | None = None,
+        trouble: Trouble = NO_TROUBLE,
     ) -> list[QueueLockAction]:
         """Report that a stopped queue is drained and committed. If its lease has not ended, the release record follows.
 
@@ -502,10 +512,16 @@ class QueueLockHolder:
         if all(now_ms < self._renewal_due_ms(slot) for slot in owned.values()):
             return
         entries: list[tuple[LeaseEntry, int]] = []
+        traces = 0
         for _, slot in sorted(owned.items()):
             slot.sent_ms, slot.renews_now = now_ms, False
             entry = slot.lease_entry(now_ms)
-            entries.append((entry, 1 + len(entry.reconsume_counts) + (_CAUSE_ENTRIES if entry.cause else 0)))
+            size = 1 + len(entry.reconsume_counts) + (_CAUSE_ENTRIES if entry.cause else 0)
+            if entry.trace is not None and traces == _TRACES:
+                entry = entry.model_copy(update={"trace": None})
+            elif entry.trace is not None:
+                size, traces = size + _TRACE_ENTRIES, traces + 1
+            entries.append((entry, size))
         base = max(slot.base for slot in owned.values())  # the same for all, because a new base ends every belief
         for batch in in_batches(entries, _ENTRIES_PER_RECORD):
             record = RenewRecord(**self._stamp(), base=base, queues=tuple(batch))
@@ -567,6 +583,7 @@ class QueueLockHolder:
                 slot.sent_ms = sent_ms
                 slot.confirm(sent_ms, self._settings.lock_hold_ms)
                 slot.next_offset, slot.reconsume_counts = None, effect.reconsume_counts
+                slot.trouble = NO_TROUBLE
                 slot.claim_after_ms, slot.renews_now, slot.watched = None, False, None
                 return [slot.lease]
             slot.advance(LockEvent.REFUSE)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocketshim.errors import ConfigError
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -13,6 +13,7 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = [
     "LOG_TIME_STEP_MAX_MS",
     "NO_LOCK",
+    "NO_TROUBLE",
     "Lease",
     "Ownership",
     "QueueLockSettings",
@@ -27,8 +28,18 @@ LOG_TIME_STEP_MAX_MS: Final = 5_000
 ReconsumeCounts = tuple[tuple[int, int], ...]
 """(offset, failed attempts) of messages that are not finished, ascending."""
 
-Trouble = tuple[int, str]
-"""Since when a message fails (monotonic ms), and class and text of its last failure."""
+
+class Trouble(NamedTuple):
+    """What a person wants to know about a queue; times are monotonic ms, and None means that there is none."""
+
+    since_ms: int | None = None  # since when its first failing message fails
+    cause: str | None = None  # class and text of the last failure of that message
+    trace: str | None = None  # the stack trace of that failure
+    call: tuple[int, int] | None = None  # offset of a message that a listener has had for long, and since when
+
+
+NO_TROUBLE: Final = Trouble()
+"""The queue goes on, as far as is known."""
 
 
 class StopReason(Enum):

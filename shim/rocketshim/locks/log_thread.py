@@ -49,7 +49,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.fold import Folded, GroupLog, Owner
 from rocketshim.locks.holder import Commanded, QueueLockAction, QueueLockHolder
-from rocketshim.locks.lease import Lease, QueueLockSettings, ReconsumeCounts, StopReason, Trouble
+from rocketshim.locks.lease import NO_TROUBLE, Lease, QueueLockSettings, ReconsumeCounts, StopReason, Trouble
 from rocketshim.locks.log_clients import LogReader, LogWriter, log_reader_config, token_floor
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
@@ -176,7 +176,7 @@ class GroupLogThread:
         lease: Lease,
         next_offset: int | None,
         reconsume_counts: ReconsumeCounts,
-        trouble: Trouble | None = None,
+        trouble: Trouble = NO_TROUBLE,
     ) -> None:
         """Report the progress of a queue; the next renewal carries it. Ignored when the lease has ended."""
         self._commands.put(lambda _: self._holder.progress(lease, next_offset, reconsume_counts, trouble))
@@ -186,7 +186,7 @@ class GroupLogThread:
         lease: Lease,
         next_offset: int | None = None,
         reconsume_counts: ReconsumeCounts = (),
-        trouble: Trouble | None = None,
+        trouble: Trouble = NO_TROUBLE,
     ) -> None:
         """Release the lock of a drained queue: no listener has a message of it, or gets one under this lease.
 

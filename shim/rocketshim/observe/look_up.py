@@ -387,8 +387,9 @@ class _Records:
                 since_ms = at_ms - entry.failing_ms if is_first and entry.failing_ms is not None else None
                 cause = entry.cause if is_first else None
                 owner = None if isinstance(report, ReleaseRecord) else report.client_id
+                trace = entry.trace if is_first else None
                 found.append(
-                    FailingMessage(group, topic, number, offset, attempts, since_ms, cause, owner, entry.token)
+                    FailingMessage(group, topic, number, offset, attempts, since_ms, cause, owner, entry.token, trace)
                 )
         return tuple(found)
 

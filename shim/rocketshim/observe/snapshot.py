@@ -198,6 +198,7 @@ class FailingMessage:
     cause: str | None = None  # class and text of the last failure; None: not known
     owner: str | None = None  # client id; None: the log names nobody
     token: int | None = None  # of the owner's lease
+    trace: str | None = None  # stack trace of the last failure; None: there is none, or it was left out
 
     @property
     def record(self) -> str:

@@ -138,6 +138,7 @@ def _blocked(at: Installation, look: Snapshot) -> Iterator[Finding]:
             f"soonest with: {_command(at, 'try-now', each)}; or make the message a dead letter, and the queue goes on: "
             f"{_command(at, 'dead-letter', each)}",
             each.since_ms,
+            each.trace,
         )
 
 

@@ -174,7 +174,8 @@ class PushConsumerSettings(ConnectionSettings):
             (it has no listener for the topic, or cannot decode the body), in ms. Then it is a dead letter. 0:
             immediately. Default one day.
         fail_stack: write the stack trace of an exception (at most 2 KiB of file names, lines and source, without texts)
-            into the header `FAIL_STACK` of the retry or dead letter. Default yes.
+            into the header `FAIL_STACK` of the retry or dead letter, and of a message that blocks an orderly queue into
+            the group's log. Default yes.
         create_topics: create the group's retry and dead-letter topics if they are missing, and the topics of listeners
             if the cluster creates topics when they are used.
         hop_timeout_ms: how long librdkafka tries to store a retry or dead letter, in ms. Default 30 s.

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rocketshim.admin.group_log_snapshot import group_log
-from rocketshim.admin.member_view import MemberView, member_views
+from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
+from rocketshim.admin.member_view import LongCall, MemberView, long_call, member_views
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import (
@@ -19,6 +19,7 @@ from rocketshim_topics.group_log import (
 )
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.names import TopicNames
 
 NAMES = TopicNames()
@@ -39,9 +40,11 @@ class Log:
     def heartbeat(self, name: str, *, version: str | None = "0.2.0", lease_ms: int = 60_000) -> None:
         self.append(MemberRecord(client_id=name, incarnation="i", seq=1, lease_ms=lease_ms, version=version))
 
+    def standing(self) -> GroupLogStanding:
+        return group_log(ConnectionSettings.make(bootstrap="memory:1"), "g", self.kafka.clients())
+
     def views(self) -> dict[str, MemberView]:
-        settings = ConnectionSettings.make(bootstrap="memory:1")
-        return {each.client_id: each for each in member_views(group_log(settings, "g", self.kafka.clients()))}
+        return {each.client_id: each for each in member_views(self.standing())}
 
 
 @pytest.fixture
@@ -77,6 +80,38 @@ def test_a_member_has_the_queues_that_it_holds_and_the_first_failing_record_of_e
     first, second = log.views().values()
     assert (first.queues, first.failing) == (("orders/0", "orders/1"), ("orders/1/7",))
     assert (second.queues, second.failing) == ((), ())
+
+
+def test_a_member_has_the_calls_of_its_queues_that_take_long_until_its_lease_ends(log: Log) -> None:
+    log.heartbeat("h@1@0")
+    queues = tuple(ClaimedQueue(topic="orders", queue_id=number) for number in (0, 1, 2))
+    claim = ClaimRecord(client_id="h@1@0", incarnation="i", seq=2, lease_ms=6_000, base=log.base, queues=queues)
+    log.append(claim)
+
+    def renew(number: int, call_ms: int | None, *, token: int = 1) -> None:
+        entry = LeaseEntry(
+            topic="orders", queue_id=number, token=log.base + token, confirmed_offset=1, call_offset=7, call_ms=call_ms
+        )
+        stamp = json.loads(claim.model_dump_json()) | {"kind": "renew", "seq": 3}
+        log.append(RenewRecord(**{**stamp, "queues": (entry,)}))
+
+    renew(0, None)
+    renew(1, 5_000)
+    renew(2, 9_000)
+    now_ms = log.clock.wall_ms()
+    calls = [LongCall("orders", 2, 7, now_ms - 9_000), LongCall("orders", 1, 7, now_ms - 5_000)]
+    assert list(log.views()["h@1@0"].calls) == calls
+    renew(0, 9_000, token=0)  # of a lease before this one
+    renew(1, None)
+    assert list(log.views()["h@1@0"].calls) == calls[:1]
+    for _ in range(2):
+        log.clock.advance(5_000)
+        log.heartbeat("h@1@0")
+    assert log.views()["h@1@0"].calls == ()
+    assert long_call(log.standing(), MessageQueue("orders", queue_id=2)) is None
+    log.heartbeat("h@2@0")
+    log.append(claim.model_copy(update={"client_id": "h@2@0"}))
+    assert (log.views()["h@2@0"].queues, log.views()["h@2@0"].calls) == (("orders/0", "orders/1", "orders/2"), ())
 
 
 def test_a_member_that_has_left_or_is_silent_is_not_there(log: Log) -> None:

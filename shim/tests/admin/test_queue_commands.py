@@ -52,7 +52,7 @@ class Log:
     def renew(self, *counts: tuple[int, int], cause: str = "KeyError: 'x'") -> None:
         entry = LeaseEntry(
             topic="orders", queue_id=0, token=self.base, confirmed_offset=0, next_offset=7, reconsume_counts=counts,
-            failing_ms=500, cause=cause,
+            failing_ms=500, cause=cause, trace="in ship",
         )  # fmt: skip
         self.append(
             RenewRecord(client_id="a", incarnation="i", seq=2, lease_ms=30_000, base=self.base, queues=(entry,))
@@ -88,7 +88,7 @@ def test_a_command_names_the_record_the_owners_token_and_the_person(log: Log) ->
     assert command.by == ("ann\\n" + "x" * 500)[:300]
     assert result.stored_at == 2
     assert result.before == FailingMessage(
-        "g", "orders", 0, 7, 4, result.before.since_ms, "KeyError: 'x'", "a", log.base
+        "g", "orders", 0, 7, 4, result.before.since_ms, "KeyError: 'x'", "a", log.base, "in ship"
     )
     assert result.before.since_ms == log.kafka.records(LOG)[1].timestamp()[1] - 500
 
@@ -106,7 +106,8 @@ def test_nothing_is_stored_without_do_or_for_what_does_not_fail_or_another_owner
 
 
 def test_only_the_first_failing_message_has_a_cause(log: Log) -> None:
-    assert log.command(offset=9, do=None).before.cause is None
+    second = log.command(offset=9, do=None).before
+    assert (second.since_ms, second.cause, second.trace) == (None, None, None)
 
 
 def test_a_result_is_said_as_the_owner_reports_it() -> None:

@@ -39,7 +39,7 @@ def token(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> int:
 def renew(stage: Stage, token: int, counts: tuple[tuple[int, int], ...]) -> None:
     entry = LeaseEntry(
         topic="orders", queue_id=0, token=token, confirmed_offset=0, next_offset=7, reconsume_counts=counts,
-        failing_ms=60_000, cause="KeyError: <b>'price'",
+        failing_ms=60_000, cause="KeyError: <b>'price'", trace="in <b>ship</b>", call_offset=7, call_ms=9_000,
     )  # fmt: skip
     record = RenewRecord(client_id="host@7@0", incarnation="i", seq=2, lease_ms=30_000, base=token, queues=(entry,))
     stage.kafka.append(LOG, encode_group_record(record))
@@ -60,6 +60,10 @@ def test_a_failing_message_has_its_cause_its_owner_and_buttons_for_operators(sta
     assert "orders/0/7 80 " in seen
     assert "KeyError: <b>'price' host@7@0 Try it now Make it a dead letter" in seen
     assert "orders/0/9 1 " in seen
+    assert seen.count("Stack trace of the last attempt of orders/0/7 in <b>ship</b>") == 1
+    assert seen.count("Stack trace") == 1, "only the first failing message of a queue has one"
+    assert '<td colspan="6"><details>' in page
+    assert '<td colspan="5"><details>' in stage.browser().get(PAGE).text
     assert "<b>" not in page
     assert f'name="token" value="{token}"' in page
     assert 'href="/message/orders/0/7"' in page
@@ -112,6 +116,7 @@ def test_members_of_the_log_have_their_version_queues_and_what_differs(stage: St
         record = MemberRecord(client_id=f"host@7@{number}", incarnation="i", seq=3, lease_ms=30_000, version=version)
         stage.kafka.append(LOG, encode_group_record(record))
     page = stage.browser().get(PAGE).text
-    assert "0.2.0 30 s Kafka's group protocol orders/0 orders/0/7" in text_of(page)
+    assert "0.2.0 30 s Kafka's group protocol orders/0 orders/0/7 orders/0/7 " in text_of(page)
+    assert page.count('<a href="/message/orders/0/7">orders/0/7</a> <time') == 1
     assert '<strong class="bad">not known</strong>' in page
     assert '<strong class="bad">0.2.0' not in page

@@ -17,7 +17,10 @@ from rocketshim.core.orderly_queue import (
     Suspended,
     ToDeadLetters,
 )
+from rocketshim.locks.lease import NO_TROUBLE, Trouble
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.group_log import TRACE_CHARS
+from rocketshim_topics.hops import Failure
 
 KEY = TopicPartitionKey("orders", 0)
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -873,3 +876,34 @@ def test_every_message_finishes_whatever_is_skipped_suspended_or_not_begun(sourc
             made.report([BatchAnswer(len(run))], now_ms)
     assert made.next_offset == end
     assert made.msg_count == 0
+
+
+def test_a_queue_reports_since_when_and_why_its_first_failing_message_fails() -> None:
+    made = queue(3, 7)
+    made.take(2, 100)
+    made.report([BatchAnswer(1, SUSPEND)], 250)
+    assert made.progress(300) == (None, ((3, 1),), NO_TROUBLE), "why is not known yet"
+    frames = b'  File "ship.py", line 9, in ship\n    price("\x1b[2J")\nKeyError\n'
+    made.note_failure(Msg(3), Failure("KeyError", "'x'\n", 5, stack_bytes=frames))
+    trace = '  File "ship.py", line 9, in ship\n    price("\\x1b[2J")\nKeyError'
+    assert made.progress(300) == (None, ((3, 1),), Trouble(250, "KeyError: 'x'\\n", trace))
+    made.note_failure(Msg(3), Failure("KeyError", "'x'", 5))
+    assert made.progress(300)[2] == Trouble(250, "KeyError: 'x'", None)
+    made.note_failure(Msg(3), Failure("KeyError", "'x'", 5, stack_bytes=b"\x07" * 2_048 + b"end"))
+    trace = made.progress(300)[2].trace or ""
+    assert (len(trace), trace[-7:]) == (TRACE_CHARS, "\\x07end")
+
+
+def test_a_queue_reports_a_call_when_it_has_run_for_five_seconds_and_until_it_returns() -> None:
+    made = queue(3, 7)
+    task = made.take(2, 100)
+    assert task is not None
+    assert made.progress(60_000)[2] is NO_TROUBLE, "it waits for a thread"
+    task.began_ms = 1_000
+    assert made.progress(60_000)[2] is NO_TROUBLE, "no listener was called"
+    task.called = task.messages[1]
+    assert made.progress(5_999)[2] is NO_TROUBLE
+    for now_ms in (6_000, 60_000):
+        assert made.progress(now_ms)[2] == Trouble(call=(7, 1_000))
+    made.report([BatchAnswer(2)], 60_000)
+    assert made.progress(60_000) == (8, (), NO_TROUBLE)

@@ -19,8 +19,11 @@ from rocketshim.locks.lease import (
     QueueLockSettings,
     ReconsumeCounts,
     StopReason,
+    Trouble,
 )
 from rocketshim_topics.group_log import (
+    CAUSE_CHARS,
+    TRACE_CHARS,
     ClaimRecord,
     CommandRecord,
     GroupRecord,
@@ -748,7 +751,9 @@ def test_a_record_of_many_queues_with_long_names_can_be_sent() -> None:
     queues = [MessageQueue("t" * 249, "kafka", i) for i in range(4_000)]
     bench = Bench(*queues)
     for queue in queues:
-        bench.holder.progress(bench.lease(bench.token(queue) or 0, queue), 2**63 - 1, ())
+        since_ms = bench.now_ms
+        trouble = Trouble(since_ms, "ä" * CAUSE_CHARS, '"' * TRACE_CHARS, (2**63 - 1, since_ms))
+        bench.holder.progress(bench.lease(bench.token(queue) or 0, queue), 2**63 - 1, ((1, 1),), trouble)
     bench.wait(RENEW)
     claims = [a for a in bench.of(ClaimRecord) if isinstance(a, ClaimRecord)]
     renewals = [a for a in bench.of(RenewRecord) if isinstance(a, RenewRecord)]
@@ -1125,7 +1130,7 @@ def test_the_cause_of_a_failing_message_is_in_the_log_at_once_and_its_end_too() 
     token = bench.token()
     assert token is not None
     bench.wait(1_000)
-    bench.holder.progress(bench.lease(token), 17, ((17, 3),), (bench.now_ms - 900, "KeyError: 'price'"))
+    bench.holder.progress(bench.lease(token), 17, ((17, 3),), Trouble(bench.now_ms - 900, "KeyError: 'price'"))
     bench.wait(100)
     entry = bench.of(RenewRecord)[-1].queues[0]  # type: ignore[union-attr]
     assert (entry.reconsume_counts, entry.cause, entry.failing_ms) == (((17, 3),), "KeyError: 'price'", 900)  # type: ignore[union-attr]
@@ -1133,6 +1138,63 @@ def test_the_cause_of_a_failing_message_is_in_the_log_at_once_and_its_end_too() 
     bench.wait(100)
     entry = bench.of(RenewRecord)[-1].queues[0]  # type: ignore[union-attr]
     assert (entry.reconsume_counts, entry.cause, entry.failing_ms) == ((), None, None)  # type: ignore[union-attr]
+
+
+def test_a_trace_and_a_long_call_go_with_the_next_renewal_and_cause_none() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    since_ms = bench.now_ms
+    bench.holder.progress(
+        bench.lease(token), 17, ((17, 2),), Trouble(since_ms, "E: a", "in ship", (17, since_ms + 500))
+    )
+    bench.wait(RENEW - 1)
+    bench.holder.progress(bench.lease(token), 17, ((17, 2),), Trouble(since_ms, "E: b", "in price", (17, since_ms)))
+    assert bench.of(RenewRecord) == []
+    bench.wait(1)
+    (entry,) = renewal(bench).queues
+    assert (entry.cause, entry.trace, entry.call_offset, entry.call_ms) == ("E: b", "in price", 17, RENEW)
+    bench.holder.progress(bench.lease(token), 18, ())
+    bench.wait(RENEW)
+    (entry,) = renewal(bench).queues
+    assert (entry.failing_ms, entry.cause, entry.trace, entry.call_offset, entry.call_ms) == (None,) * 5
+    assert len(bench.of(RenewRecord)) == 2
+
+
+def test_a_renewal_has_the_traces_of_sixteen_queues_and_the_causes_of_all() -> None:
+    queues = [MessageQueue("orders", queue_id=number) for number in range(20)]
+    bench = Bench(*queues)
+    for queue in queues[1:]:
+        lease = bench.lease(bench.token(queue) or 0, queue)
+        bench.holder.progress(lease, 0, ((0, 1),), Trouble(bench.now_ms, "E: a", "in ship"))
+    for _ in range(2):
+        bench.wait(RENEW)
+        entries = renewal(bench).queues
+        assert [entry.cause for entry in entries] == [None, *["E: a"] * 19]
+        assert [entry.trace for entry in entries] == [None, *["in ship"] * 16, None, None, None]
+
+
+def test_a_queue_that_is_claimed_again_has_no_trouble_of_the_lease_before() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.holder.progress(bench.lease(token), 17, ((17, 1),), Trouble(1, "E: a", "in ship", (17, 1)))
+    bench.take(bench.holder.log_lost(bench.log.token_floor, bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(token), None, (), bench.now_ms))
+    bench.take(bench.holder.begin(bench.log.next_offset, bench.now_ms))
+    while bench.token() in {None, token}:
+        bench.wait(1_000)
+    bench.wait(RENEW)
+    (entry,) = renewal(bench).queues
+    assert entry.token != token
+    assert (entry.failing_ms, entry.cause, entry.trace, entry.call_offset, entry.call_ms) == (None,) * 5
+
+
+def renewal(bench: Bench) -> RenewRecord:
+    """Return the last one."""
+    record = bench.of(RenewRecord)[-1]
+    assert isinstance(record, RenewRecord)
+    return record
 
 
 def command(

@@ -443,7 +443,7 @@ def test_new_dead_letters_are_counted_with_their_most_frequent_cause(world: Worl
 def renewed(world: World, token: int, *counts: tuple[int, int], owner: str = "c") -> None:
     entry = LeaseEntry(topic="orders", queue_id=1, token=token, confirmed_offset=0, reconsume_counts=counts)
     if counts:
-        entry = entry.model_copy(update={"failing_ms": 2_000, "cause": "KeyError: 'x'"})
+        entry = entry.model_copy(update={"failing_ms": 2_000, "cause": "KeyError: 'x'", "trace": "in ship"})
     record = RenewRecord(client_id=owner, incarnation="i", seq=1, lease_ms=60_000, base=0, queues=(entry,))
     world.kafka.append(NAMES.group_log("pay"), encode_group_record(record))
 
@@ -458,10 +458,19 @@ def test_a_message_that_blocks_its_queue_is_known_from_its_owners_report(world: 
     assert [(each.group, each.record, each.attempts) for each in found.failing] == [("pay", "orders/1/3", 80)]
     assert (found.failing[0].since_ms, found.failing[0].cause) == (found.at_ms - 2_000, "KeyError: 'x'")
     assert (found.failing[0].owner, found.failing[0].token) == ("c", 5)
+    assert found.failing[0].trace == "in ship"
     assert found.log_members == {"pay": 1}
     renewed(world, 6, owner="d")
     found = world.snapshot()
     assert (found.failing, found.log_members) == ((), {"pay": 2})
+
+
+def test_the_cause_and_trace_of_a_message_that_the_group_has_passed_are_not_those_of_the_next(world: World) -> None:
+    world.kafka.create_topic(NAMES.group_log("pay"), 1)
+    renewed(world, 5, (3, 80), (9, 4))
+    world.commit("pay", "orders", 1, 4)
+    (found,) = world.snapshot().failing
+    assert (found.offset, found.attempts, found.since_ms, found.cause, found.trace) == (9, 4, None, None, None)
 
 
 def test_a_message_that_the_group_has_passed_or_whose_owner_is_gone_blocks_nothing(world: World) -> None:

@@ -176,6 +176,12 @@ def test_a_late_worker_is_not_blamed_before_the_clocks_are_compared() -> None:
     assert "clock" not in known.cost + known.fix
 
 
+def test_a_blocked_queue_has_the_stack_trace_beside_its_sentence() -> None:
+    (finding,) = verdict(HERE, sound(failing=(replace(POISON, trace="in ship"),)))
+    assert finding.trace == "in ship"
+    assert "in ship" not in finding.what
+
+
 def test_the_page_lists_every_finding() -> None:
     page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
     rows = page.partition("| finding | is there |\n")[2].partition("\n\n")[0].splitlines()

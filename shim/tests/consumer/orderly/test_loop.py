@@ -34,7 +34,7 @@ from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.group_log import ClaimRecord, ReleaseRecord, decode_group_record
+from rocketshim_topics.group_log import ClaimRecord, LeaseEntry, ReleaseRecord, RenewRecord, decode_group_record
 from rocketshim_topics.layout import Layout
 
 from ..conftest import HandPool
@@ -562,6 +562,66 @@ def test_however_many_keys_fail_the_others_go_on_and_the_log_is_told_once_a_seco
     stage.answer = lambda _: None
     stage.wait(10_000)
     assert stage.committed() == 200
+
+
+def entries(stage: Stage) -> list[LeaseEntry]:
+    """Return what the renewals in the group's log say of `orders/0`, the newest last."""
+    records = [decode_group_record(each.value()) for each in stage.kafka.records(NAMES.group_log(GROUP))]
+    queues = [each for record in records if isinstance(record, RenewRecord) for each in record.queues]
+    return [each for each in queues if (each.topic, each.queue_id) == ("orders", 0)]
+
+
+def test_the_log_has_the_stack_trace_of_a_blocking_message_in_frames_of_user_code(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+
+    def ship(_: Any) -> None:
+        raise ValueError("card 4111")
+
+    stage.answer = ship
+    stage.join("a")
+    stage.turn()
+    stage.wait(10_000)
+    found = entries(stage)[-1]
+    assert (found.reconsume_counts[0][0], found.cause) == (0, "ValueError: card 4111")
+    lines = (found.trace or "").split("\n")
+    assert lines[-3:] == [lines[-3], '    raise ValueError("card 4111")', "ValueError"]
+    assert lines[-3].endswith("in ship")
+    assert "rocketshim/consumer" not in (found.trace or "")
+    stage.answer = lambda _: None
+    stage.wait(10_000)
+    found = entries(stage)[-1]
+    assert (found.next_offset, found.cause, found.trace) == (2, None, None)
+
+
+@pytest.mark.parametrize("batch_count", [1, 2])
+def test_the_log_has_the_call_that_does_not_return_and_no_more_records_than_without(
+    stage: Stage, batch_count: int
+) -> None:
+    stage.topic()
+    stage.fill(6)
+    calls: list[tuple[int | None, int | None]] = []
+    records: list[int] = []
+
+    def hang(message: Any) -> None:
+        if message[0].queue_offset == 2 if batch_count > 1 else message.queue_offset == 2:
+            before = len(entries(stage))
+            stage.wait(20_000, work=False)
+            calls.extend((each.call_offset, each.call_ms) for each in entries(stage)[before:])
+            records.append(len(entries(stage)) - before)
+
+    stage.answer = hang
+    stage.join("a", batch_count=batch_count)
+    stage.turn()
+    known = [each for each in calls if each[0] is not None]
+    assert {offset for offset, _ in known} == {2}
+    lengths = [length_ms or 0 for _, length_ms in known]
+    assert lengths == sorted(lengths)
+    assert lengths[0] >= 5_000
+    assert len(known) < len(calls), "a short call is not reported"
+    assert records[0] <= 20_000 // SHORT.lock_renew_ms + 1
+    stage.wait(10_000)
+    assert (entries(stage)[-1].next_offset, entries(stage)[-1].call_offset) == (6, None)
 
 
 def test_a_redriven_message_comes_from_the_retry_topic_in_order_too(stage: Stage) -> None:
