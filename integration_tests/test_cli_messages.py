@@ -32,7 +32,7 @@ def test_lines_are_sent_and_listed_without_a_group(
     def listed(*words: str) -> list[str]:
         assert main(["topic", "ls", name, "--json", *words, *at]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        return [row["value"] for row in rows]
+        return [row["body"] for row in rows]
 
     assert listed("--limit", "2") == ["order 0", "order 1"]
     assert listed("--limit", "3000") == [*(f"order {number}" for number in range(2_500)), "paid"]

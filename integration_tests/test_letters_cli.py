@@ -113,7 +113,7 @@ def test_the_commands_of_a_person_on_call(
     assert [each["key"] for each in listed("dlq", "ls", "--key", "k7")] == ["k7"]
     assert len(listed("dlq", "ls", "--since", "1h", "--limit", "99")) == 60
 
-    assert [each["reconsume_times"] for each in listed("retry", "ls")] == [1]
+    assert [each["failures"] for each in listed("retry", "ls")] == [1]
 
     life = json.loads(run("trace", ids["5"], "--delay-levels", LEVELS, "--json"))
     named = TopicNames(connection[3])
@@ -126,13 +126,13 @@ def test_the_commands_of_a_person_on_call(
         named.dead_letter(members),
     ]
     assert all(each["late_ms"] is None or each["late_ms"] >= 0 for each in life)
-    assert [each["fail_class"] for each in life] == [None, None, "RuntimeError", "RuntimeError", "DeadLetter"]
+    assert [each["cause"] for each in life] == [None, None, "RuntimeError", "RuntimeError", "DeadLetter"]
     dead = f"{life[-1]['topic']}/{life[-1]['partition']}/{life[-1]['offset']}"
     assert json.loads(run("trace", dead, "--delay-levels", LEVELS, "--json")) == life
     assert "dead: DeadLetter: now it is" in " ".join(run("trace", dead).split())
 
     shown = json.loads(run("dlq", "show", ids["5"], "--group", members, "--json"))
-    assert (shown["value"], shown["tag"], shown["headers"]) == ("5", "odd", [["n", "5"]])
+    assert (shown["body"], shown["tag"], shown["headers"]) == ("5", "odd", [["n", "5"]])
     assert "now it is" in run("dlq", "show", f"0/{shown['offset']}", "--group", members)
     run("dlq", "show", "no-such-id", "--group", members, code=2)
     run("dlq", "ls", "--group", "nobody", code=1)

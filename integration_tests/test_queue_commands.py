@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from rocketshim import Message, MessageView, Producer, PushConsumer
 from rocketshim.cli import main
 from rocketshim_local import Broker
+from rocketshim_topics import TopicNames
 
 from .console_stage import console
 from .waiting import wait_until
@@ -74,7 +75,7 @@ def test_poison_blocks_an_orderly_queue_and_one_command_or_button_ends_that(  # 
                 producer.send(Message(orders, body))
             wait_until(lambda: [each[0] for each in failing()] == [1], "the owner reports it", within_s=WITHIN_S)
             assert handled == [b"0"]
-            assert re.search(r", in ship\n .*raise ConnectionError.*\nConnectionError$", lock()["trace"])
+            assert re.search(r", in ship\n .*raise ConnectionError.*\nConnectionError$", lock()["stack_trace"])
 
             assert run("dead-letter", group, f"{orders}/0/1")[0] == 0
             assert run("dead-letter", group, f"{orders}/0/2", "--apply")[0] == 2, "it does not fail"
@@ -82,7 +83,8 @@ def test_poison_blocks_an_orderly_queue_and_one_command_or_button_ends_that(  # 
 
             before = tried.count(b"poison 1")
             code, facts = run("try-now", group, f"{orders}/0/1", "--apply")
-            assert (code, facts["stored_at"] is None) == (0, False)
+            log = TopicNames(namespace).group_log(group)
+            assert (code, str(facts["stored_at"]).rpartition("/")[0]) == (0, f"{log}/0")
             assert isinstance(facts["attempts_after"], int)
             wait_until(lambda: tried.count(b"poison 1") > before, "it was tried", within_s=WITHIN_S)
 

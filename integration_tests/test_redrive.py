@@ -384,7 +384,7 @@ def test_letters_are_chosen_discarded_and_sent_to_their_source_only_when_asked(
     assert sum(each["count"] for each in stats) == COUNT + 1 - 49 - 166
     exported = [json.loads(line) for line in run("dlq", "export", *world.scope, "--all").splitlines()]
     assert Counter(each["state"] for each in exported) == {"dead": 786, "redriven": 49, "discarded": 166}
-    assert sorted({int(each["value"]) for each in exported}) == list(range(COUNT))
+    assert sorted({int(each["body"]) for each in exported}) == list(range(COUNT))
 
     plan.write_text(plan.read_text().replace('"again": false', '"again": true'))
     run("dlq", "apply", str(plan), *world.connection, code=1)
@@ -422,7 +422,7 @@ def test_letters_of_other_projects_are_seen_and_sent_again(
 
     scope = ["--bootstrap", broker.bootstrap, "--namespace", namespace, "--topic", letters]
     listed = [json.loads(line) for line in run("dlq", "ls", *scope, "--json").splitlines()]
-    assert Counter(each["dialect"] for each in listed) == {
+    assert Counter(each["written_by"] for each in listed) == {
         "Spring Kafka dead-letter topic": 1,
         "Spring Kafka retry topics": 3,
         "Kafka Streams": 1,
@@ -433,7 +433,7 @@ def test_letters_of_other_projects_are_seen_and_sent_again(
     assert {each["origin_topic"] for each in listed} == {source}
     stats = json.loads(run("dlq", "stats", *scope, "--where", "CONSUMER_GROUP = 'spring-steps'", "--json"))
     assert [(each["cause"], each["count"]) for each in stats] == [("SpringLetters$NoStockException", 3)]
-    for shared in (each for each in listed if each["dialect"] == "Kafka share group"):
+    for shared in (each for each in listed if each["written_by"] == "Kafka share group"):
         shown = run("dlq", "show", f"{shared['partition']}/{shared['offset']}", *scope)
         assert "order 8" in shown
         assert "Kafka share group" in shown
@@ -486,7 +486,7 @@ def test_what_a_share_group_rejects_is_shown_sent_again_and_counted(
     for times in (1, 2):
         wait_until(lambda: len(dead()) == times, "the dead letter is stored", within_s=30)  # noqa: B023 - waits here
         listed = [json.loads(line) for line in run("dlq", "ls", *scope, "--json").splitlines()]
-        assert [(each["dialect"], each["origin_topic"], each["group"]) for each in listed] == [
+        assert [(each["written_by"], each["origin_topic"], each["group"]) for each in listed] == [
             ("Kafka share group", source, payers)
         ]
         shown = run("dlq", "show", f"{listed[0]['partition']}/{listed[0]['offset']}", *scope)

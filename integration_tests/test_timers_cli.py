@@ -43,7 +43,7 @@ class Stage:
 
     def pending(self, *words: str) -> list[str]:
         _, out = self.shell("timers", "ls", "--json", *words)
-        return [json.loads(line)["name"] for line in out.splitlines()]
+        return [json.loads(line)["timer"] for line in out.splitlines()]
 
     def received(self, wanted: set[bytes]) -> list[bytes]:
         """Wait until the target has these bodies; return all that it has by then."""
@@ -84,7 +84,7 @@ def test_declared_messages_are_sent_once_and_recur(stage: Stage, tmp_path: Path)
 
     def apply(*words: str) -> dict[str, str]:
         _, out = stage.shell("timers", "apply", str(path), "--json", *words)
-        return {each["name"]: each["action"] for each in map(json.loads, out.splitlines())}
+        return {each["timer"]: each["action"] for each in map(json.loads, out.splitlines())}
 
     assert apply("--dry-run") == apply() == {"tick": "new", "far": "new"}
     assert apply() == {"tick": "unchanged", "far": "unchanged"}

@@ -136,47 +136,54 @@ class RecordView:
             return [each for each in self.headers if each[0] not in RESERVED]
         return [(own_name(name), value) for name, value in self.envelope.user]
 
-    def as_json(self, *, body: bool = True) -> dict[str, Any]:
-        """Return the record as JSON for programs; bytes as text if they are UTF-8, otherwise as `{"base64": …}`."""
+    def facts(self) -> dict[str, Any]:
+        """Return each field by the name that it has in JSON, in listings and in `show`; bytes as they are stored."""
         envelope = self.envelope
-        facts: dict[str, Any] = {
+        return {
             "topic": self.topic,
             "partition": self.partition,
             "offset": self.offset,
-            "at": self.at,
-            "stored_ms": self.stored_ms,
             "id": self.id,
-            "key": _json_bytes(self.key),
-            "tag": envelope.tags,
-            "keys": (envelope.keys or "").split(),
-            "born_ms": envelope.born_timestamp_ms,
-            "group": envelope.consumer_group,
-            "target": envelope.real_topic,
+            "at": self.at,
+            "written_by": self.dialect,
+            "state": self.state or None,
+            "plan": self.plan,
+            "stored_ms": self.stored_ms,
             "due_ms": self.due_ms,
+            "target": envelope.real_topic,
             "timer": envelope.timer,
             "park_reason": envelope.park_reason,
             "park_from": envelope.park_from,
+            "born_ms": envelope.born_timestamp_ms,
+            "group": envelope.consumer_group,
             "origin_topic": envelope.retry_topic,
             "origin": envelope.origin_message_id,
             "made_from": envelope.hop_id,
-            "reconsume_times": envelope.reconsume_times,
-            "fail_class": envelope.fail_class,
-            "fail_text": envelope.fail_text,
-            "fail_at_ms": envelope.fail_at_ms,
-            "fail_stack": envelope.fail_stack,
+            "failures": envelope.reconsume_times or 0,
+            "cause": envelope.fail_class,
+            "text": envelope.fail_text,
+            "failed_ms": envelope.fail_at_ms,
+            "stack_trace": envelope.fail_stack,
             "unhandled_since_ms": envelope.unhandled_since_ms,
             "target_timestamp_ms": envelope.target_timestamp_ms,
             "replay_id": envelope.replay_id,
             "replay_count": envelope.replay_count,
             "malformed": self.malformed,
-            "state": self.state or None,
-            "plan": self.plan,
-            "dialect": self.dialect,
-            "headers": [[name, _json_bytes(value)] for name, value in self.user_headers],
+            "key": self.key,
+            "tag": envelope.tags,
+            "keys": (envelope.keys or "").split(),
+            "headers": self.user_headers,
             "size_bytes": len(self.value or b""),
+            "body": self.value,
         }
-        if body:
-            facts["value"] = _json_bytes(self.value)
+
+    def as_json(self, *, body: bool = True) -> dict[str, Any]:
+        """Return the record as JSON for programs; bytes as text if they are UTF-8, otherwise as `{"base64": …}`."""
+        facts = self.facts()
+        facts["headers"] = [[name, _json_bytes(value)] for name, value in self.user_headers]
+        facts |= {name: _json_bytes(value) for name, value in facts.items() if isinstance(value, bytes)}
+        if not body:
+            del facts["body"]
         return facts
 
     def value_text(self) -> str:

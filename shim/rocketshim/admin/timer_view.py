@@ -116,8 +116,8 @@ class FoundTimer:
     def facts(self) -> dict[str, Any]:
         """The same for programs: the fields of `TimerOutcome`, and what else the log shows."""
         return {
-            "topic": self.topic,
-            "name": self.name,
+            "target": self.topic,
+            "timer": self.name,
             **asdict(self.history.outcome()),
             "is_certain": self.history.is_certain,
             "partition": self.partition,

@@ -338,7 +338,7 @@ def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
             "reconsume_counts": [list(pair) for pair in lock.reconsume_counts],
             "failing_since_ms": trouble.since_ms,
             "cause": trouble.cause,
-            "trace": trouble.trace,
+            "stack_trace": trouble.trace,
             "call": None if call is None else asdict(call),
         }
         for lock, call in zip(standing.log.locks, calls, strict=True)
@@ -519,7 +519,8 @@ def _command(at: Connection, group: str, record: str, do: QueueCommand, *, apply
     is_done = after is not None and after.token == before.token
     if as_json:
         facts = {"group": group, "record": before.record, "owner": before.owner, "token": before.token}
-        facts |= {"attempts": before.attempts, "stored_at": result.stored_at}
+        stored_at = None if result.stored_at is None else f"{at.names.group_log(group)}/0/{result.stored_at}"
+        facts |= {"attempts": before.attempts, "stored_at": stored_at}
         facts |= {"attempts_after": after.attempts if after is not None and is_done else None}
         typer.echo(json.dumps(facts))
     elif result.why_not is not None:

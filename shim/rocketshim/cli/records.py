@@ -20,6 +20,9 @@ from rocketshim.kafka.topic_reader import TopicReader
 
 _PARTITION: Final = re.compile("(.+)/([0-9]{1,19})")
 _COUNT_EVERY = 10_000
+_NOT_SHOWN: Final = frozenset({"topic", "partition", "offset", "headers", "size_bytes", "body"})
+"""Fields of a record that `show` prints in another way: the address, the headers one by one, the body cut."""
+
 _T = TypeVar("_T")
 
 CELLS: Final[Mapping[str, Callable[[RecordView], str]]] = {
@@ -42,7 +45,7 @@ CELLS: Final[Mapping[str, Callable[[RecordView], str]]] = {
     "bytes": lambda entry: "-" if entry.value is None else str(len(entry.value)),
     "body": lambda entry: entry.value_text(),
 }
-"""Column of a listing to its cell."""
+"""Column of a listing to its cell: named as the field in JSON, see `label_of`."""
 
 
 def echo_safe(line: str, *, err: bool = False) -> None:
@@ -113,36 +116,10 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(entry.as_json(), indent=1))
         return
-    envelope = entry.envelope
+    headers = entry.user_headers if entry.malformed is None else entry.headers
     fields = (
-        ("id", entry.id),
-        ("at", entry.at),
-        ("written by", entry.dialect or ""),
-        ("state", entry.state if entry.plan is None else f"{entry.state} by plan {entry.plan}"),
-        ("stored", time_text(entry.stored_ms)),
-        ("due", time_text(entry.due_ms)),
-        ("target", envelope.real_topic or ""),
-        ("timer", envelope.timer or ""),
-        ("park reason", envelope.park_reason or ""),
-        ("park from", envelope.park_from or ""),
-        ("born", time_text(envelope.born_timestamp_ms)),
-        ("group", envelope.consumer_group or ""),
-        ("origin topic", envelope.retry_topic or ""),
-        ("origin", envelope.origin_message_id or ""),
-        ("made from", envelope.hop_id or ""),
-        ("failures", str(envelope.reconsume_times or 0)),
-        ("cause", envelope.fail_class or ""),
-        ("text", envelope.fail_text or ""),
-        ("failed", time_text(envelope.fail_at_ms)),
-        ("stack trace", (envelope.fail_stack or "").rstrip("\n")),
-        ("malformed", entry.malformed or ""),
-        ("key", "" if entry.key is None else entry.key.decode(errors="replace")),
-        ("tag", envelope.tags or ""),
-        ("keys", envelope.keys or ""),
-        *(
-            (f"header {name}", "(none)" if value is None else value.decode(errors="replace"))
-            for name, value in (entry.user_headers if entry.malformed is None else entry.headers)
-        ),
+        *((label_of(name), _text_of(name, value)) for name, value in entry.facts().items() if name not in _NOT_SHOWN),
+        *((f"header {name}", "(none)" if value is None else _text_of(name, value)) for name, value in headers),
         ("body", entry.value_text()),
     )
     shown = [(one_line(label), printable_lines(value)) for label, value in fields if value]
@@ -152,6 +129,23 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
         typer.echo(f"{label}{' ' * (width - cell_len(label))}  {first}")
         for line in others:
             typer.echo(f"{' ' * width}  {line}")
+
+
+def label_of(name: str) -> str:
+    """Return what a field of a record is called for people: its name in JSON, without its unit."""
+    return name.removesuffix("_ms").replace("_", " ")
+
+
+def _text_of(name: str, value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bytes():
+            return value.decode(errors="replace")
+        case list():
+            return " ".join(value)
+        case _:
+            return time_text(value) if name.endswith("_ms") else str(value).rstrip("\n")
 
 
 def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json: bool) -> None:

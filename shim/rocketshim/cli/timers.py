@@ -91,7 +91,7 @@ def ls(
     with at.reader() as reader:
         pending = stored_timers(reader, at.names, is_wanted)
     rows = (_row(each, now_ms) for each in pending if before_ms is None or each[0] < before_ms)
-    show_rows(("topic", "name", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
+    show_rows(("target", "timer", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
 
 
 def stored_timers(
@@ -196,7 +196,7 @@ def apply_(
     steps = planned(declared, pending, at.names, time.time_ns() // 1_000_000, remove_others=remove_others)
     sends = {f"{each.topic}/{each.name}": ("message", each.send) for each in steps if each.changes}
     stored = {} if dry_run else _stored(at, sends)
-    columns = ("action", "topic", "name", "recurs", "next (UTC)", "stored at")
+    columns = ("action", "target", "timer", "recurs", "next (UTC)", "stored at")
     show_rows(columns, (_step_row(each, stored) for each in steps), limit=len(steps), as_json=as_json)
     if not as_json:
         typer.echo(f"dry run: {len(sends)} would be sent" if dry_run else f"{len(stored)} sent")
@@ -231,13 +231,14 @@ def run_command(
         event = next((each for each in found.history.events if each.offset == stored.get(name)), None)
         is_effective = event is not None and event.effect is not Effect.NOTHING
         pending += is_effective or (not apply and found.history.fate()[0] is TimerFate.PENDING)
+        stored_at = f"{at.names.timers}/{found.partition}/{stored[name]}" if name in stored else None
         if as_json:
-            typer.echo(json.dumps(found.facts() | {"command": word, "stored_at": stored.get(name)}))
+            typer.echo(json.dumps(found.facts() | {"command": word, "stored_at": stored_at}))
         elif not apply:
             echo_safe(f"{name}: {found.outcome}")
         else:
             did = "the log decides" if event is None else found.effect(event)
-            echo_safe(f"{name}: {word} stored at {at.names.timers}/{found.partition}/{stored[name]}: {did}")
+            echo_safe(f"{name}: {word} stored at {stored_at}: {did}")
     if not apply and not as_json:
         typer.echo("nothing was changed; to do it, add --apply")
     raise typer.Exit(FINDING if pending < len(names) else 0)
@@ -283,7 +284,7 @@ def _stored(
 def _step_row(step: "Step", stored: "Mapping[str, SendResult]") -> tuple[dict[str, Any], list[str]]:
     result = stored.get(f"{step.topic}/{step.name}")
     at = None if result is None else result.offset_msg_id
-    facts: dict[str, Any] = {"action": step.action, "topic": step.topic, "name": step.name, "recurs": step.recurs}
+    facts: dict[str, Any] = {"action": step.action, "target": step.topic, "timer": step.name, "recurs": step.recurs}
     facts |= {"next_ms": step.next_ms, "differs": list(step.differs), "stored_at": at}
     action = f"{step.action}: {', '.join(step.differs)}" if step.differs else step.action
     next_text = "" if step.next_ms is None else time_text(step.next_ms)
@@ -292,5 +293,5 @@ def _step_row(step: "Step", stored: "Mapping[str, SendResult]") -> tuple[dict[st
 
 def _row(pending: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
     due_ms, topic, name, partition, generation, *_ = pending
-    facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "set_at": generation}
+    facts = {"target": topic, "timer": name, "due_ms": due_ms, "partition": partition, "set_at": generation}
     return facts, [topic, name, time_text(due_ms), from_now(due_ms, now_ms), f"{partition}/{generation}"]

@@ -86,5 +86,5 @@ def _cells(hop: RecordView | Missing, names: TopicNames) -> list[str]:
 
 def _json(hop: RecordView | Missing) -> dict[str, Any]:
     if isinstance(hop, Missing):
-        return {"missing": hop.at, "expired": hop.expired, "attempts": hop.attempts}
+        return {"at": hop.at, "is_missing": True, "expired": hop.expired, "attempts": hop.attempts}
     return {**hop.as_json(body=False), "late_ms": hop.late_ms, "decision": hop.decision or None}

@@ -64,7 +64,7 @@ def ls(
     with at.reader() as reader:
         waiting = stored_timers(reader, at.names, is_wanted)
     now_ms = time.time_ns() // 1_000_000
-    columns = ("topic", "id", "producer group", "asked", "next check (UTC)", "in")
+    columns = ("target", "id", "producer group", "asked", "next check (UTC)", "in")
     show_rows(columns, (_row(each, now_ms) for each in waiting), limit=limit, as_json=as_json)
 
 
@@ -102,7 +102,7 @@ def rollback(*, topic: Topic, msg_id: Ids, at: Connected, apply: Apply = False, 
 
 
 def _row(each: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
-    facts = {"topic": each.topic, "id": each.name, "producer_group": each.asks, "asked": each.asked}
+    facts = {"target": each.topic, "id": each.name, "producer_group": each.asks, "asked": each.asked}
     facts |= {"next_check_ms": each.due_ms, "partition": each.partition, "set_at": each.generation}
     when = [time_text(each.due_ms), from_now(each.due_ms, now_ms)]
     return facts, [each.topic, each.name, each.asks, str(each.asked), *when]
@@ -166,7 +166,7 @@ class _FoundTransaction(FoundTimer):
         groups = [each.asks for each in self.history.events if each.asks] + ([stored.asks] if stored else [])
         history = [each | {"command": self.words.get(Command(each["command"]), "")} for each in facts["history"]]
         return {
-            "topic": self.topic,
+            "target": self.topic,
             "id": self.name,
             "fate": _FATES.get(facts["fate"], facts["fate"]),
             "producer_group": next(iter(groups), None),

@@ -35,7 +35,7 @@ class Finding:
     cost: str  # its impact, now or later
     fix: str  # the command that fixes it, or what to do if no command can
     since_ms: int | None = None  # since when, epoch ms; None: not known
-    trace: str | None = None  # stack trace of the failure behind it; None: there is none
+    stack_trace: str | None = None  # stack trace of the failure behind it; None: there is none
 
     @property
     def steps(self) -> list[str]:

@@ -46,7 +46,7 @@ def test_a_view_has_the_decoded_headers() -> None:
     assert made.user_headers == [("a", b"1"), ("a", None)]
     shown = made.as_json()
     assert json.loads(json.dumps(shown)) == shown
-    assert (shown["reconsume_times"], shown["headers"], shown["value"]) == (17, [["a", "1"], ["a", None]], "body")
+    assert (shown["failures"], shown["headers"], shown["body"]) == (17, [["a", "1"], ["a", None]], "body")
 
 
 def test_a_malformed_record_is_shown_with_its_reason_and_does_not_fail() -> None:

@@ -15,14 +15,18 @@ from rich.console import Console
 from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.admin.timer_view import FoundTimer
 from rocketshim.admin.trace import message_at, own_topics
 from rocketshim.cli import group, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.group import _lag_findings, _lag_rows
 from rocketshim.cli.kinds import DEAD, DELAYED, PARKED, RETRY, TOPIC, Kind, Records
-from rocketshim.cli.records import CELLS, counting, echo_safe, show_one, show_rows
+from rocketshim.cli.records import CELLS, counting, echo_safe, label_of, show_one, show_rows
 from rocketshim.cli.table import show_table
 from rocketshim.cli.trace import _show
+from rocketshim.cli.tx import _FoundTransaction
+from rocketshim.core.named_timers import Command, Effect
+from rocketshim.core.timer_history import TimerEvent, TimerHistory
 from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -324,7 +328,7 @@ def test_a_stack_trace_of_a_dead_letter_is_shown_in_lines_and_cannot_control_the
     ]
     assert all(line.startswith(" ") for line in lines[start + 1 : start + 3])
     show_one(letter, as_json=True)
-    assert json.loads(capsys.readouterr().out)["fail_stack"] == STACK
+    assert json.loads(capsys.readouterr().out)["stack_trace"] == STACK
 
 
 def test_a_trace_ends_with_the_stack_trace_of_the_last_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -391,6 +395,42 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, i
     assert ("read 20 records" in printed) is is_terminal
 
 
+def test_a_field_has_one_name_in_json_in_lists_and_in_each_show(capsys: pytest.CaptureFixture[str]) -> None:
+    types = {name: str(of) for name, of in Envelope.__annotations__.items() if name != "user"}
+    envelope = Envelope(**{name: 1 if "int" in of else "x" for name, of in types.items()})  # type: ignore[arg-type]
+    full = replace(
+        _letter(7),
+        envelope=envelope,
+        key=b"k",
+        value=b"v",
+        state="dead",
+        plan="p",
+        dialect="d",
+        due_ms=1,
+        malformed="m",
+    )
+    show_one(full, as_json=True)
+    fields = json.loads(capsys.readouterr().out)
+    assert None not in fields.values()
+    show_one(full, as_json=False)
+    printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    in_another_way = ("topic", "partition", "offset", "headers", "size_bytes")
+    assert printed == [label_of(name) for name in fields if name not in in_another_way]
+    headings = {heading.removesuffix(" (UTC)") for heading in CELLS} - {"partition/offset", "bytes", "trouble"}
+    assert headings <= set(printed)
+
+    event = TimerEvent(0, 1, Command.SET, Effect.SCHEDULE, None, 0, due_ms=1, msg_id="m1", asks="shop")
+    history = TimerHistory((event,), is_certain=True)
+    for kind, shared in (
+        (FoundTimer, {"target", "timer", "due_ms", "partition"}),
+        (_FoundTransaction, {"target", "id"}),
+    ):
+        found = kind("orders", "o-7", history).facts()
+        assert shared <= fields.keys() & found.keys()
+        assert not {"topic", "name"} & found.keys(), "the topic of the record in the log is another one"
+        assert {"offset", "stored_ms", "due_ms", "id"} == fields.keys() & found["history"][0].keys()
+
+
 def test_missing_parts_of_a_record_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     show_one(replace(_letter(7), envelope=Envelope(), value=None, headers=()), as_json=False)
     labels = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()]
@@ -422,12 +462,12 @@ def test_each_kind_lists_and_shows_its_records(
     there = [*where, "--bootstrap", "memory:1"]
     assert main([kind.command, "ls", *there, "--json"]) == 0
     (listed,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (listed["topic"], listed["id"], "value" in listed) == (topic, "m1", kind is TOPIC)
+    assert (listed["topic"], listed["id"], "body" in listed) == (topic, "m1", kind is TOPIC)
     assert (listed["due_ms"] is not None) == (kind is DELAYED)
     for what in ("0/0", f"{topic}/0/0", "m1"):
         assert main([kind.command, "show", *there, what, "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
-        assert shown == {**listed, "value": "body 1"}
+        assert shown == {**listed, "body": "body 1"}
     assert main([kind.command, "ls", *there]) == 0
     assert capsys.readouterr().out.splitlines()[0].split("  ")[0] == "partition/offset"
     if kind.has_causes:

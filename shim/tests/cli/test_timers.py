@@ -90,7 +90,7 @@ def pending(kafka: InMemoryKafka) -> int:
 
 def test_the_pending_names_are_listed_the_next_first(pending: int, capsys: pytest.CaptureFixture[str]) -> None:
     rows = facts(capsys, "ls")
-    assert [(each["topic"], each["name"], each["due_ms"], each["set_at"]) for each in rows] == [
+    assert [(each["target"], each["timer"], each["due_ms"], each["set_at"]) for each in rows] == [
         ("orders", "o-9", pending, 40),
         ("orders", "o-7", pending + HOUR_MS, 41),
         ("reports", "daily", pending + 2 * HOUR_MS, 42),
@@ -114,7 +114,7 @@ def test_the_pending_names_are_listed_the_next_first(pending: int, capsys: pytes
     ],
 )
 def test_options_select_names(words: list[str], names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert [each["name"] for each in facts(capsys, "ls", *words)] == names
+    assert [each["timer"] for each in facts(capsys, "ls", *words)] == names
 
 
 @pytest.mark.usefixtures("pending")
@@ -324,7 +324,7 @@ def test_a_cancel_behind_the_fire_is_too_late(kafka: InMemoryKafka, capsys: pyte
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
     assert (code, "too late: delivered by offset 1" in out) == (2, True)
     [found] = facts(capsys, "cancel", "orders", "o-7", "--apply")
-    assert (found["fate"], found["command"], found["stored_at"]) == ("fired", "CANCEL", 3)
+    assert (found["fate"], found["command"], found["stored_at"]) == ("fired", "CANCEL", f"rmq.timers/{PARTITION}/3")
 
 
 def test_a_command_that_a_transaction_of_the_worker_hides_is_read_when_that_has_ended(

@@ -70,7 +70,7 @@ class Shell:
         return [json.loads(line) for line in out.splitlines()]
 
     def actions(self, *words: str) -> dict[str, str]:
-        return {each["name"]: each["action"] for each in self.steps(*words)}
+        return {each["timer"]: each["action"] for each in self.steps(*words)}
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_what_the_file_does_not_have_stays_unless_it_is_to_be_removed(harness: H
     }  # fmt: skip
     assert shell.actions("--remove-others", "--dry-run")["old"] == "remove"
     assert shell.actions()["old"] == "not in the file", "nothing was removed"
-    steps = {each["name"]: each for each in shell.steps("--remove-others")}
+    steps = {each["timer"]: each for each in shell.steps("--remove-others")}
     assert [steps[name]["action"] for name in ("old", "not read yet")] == ["remove", "remove"]
     assert steps["old"]["next_ms"] is None
     assert shell.actions("--remove-others") == {"daily": "unchanged", "all": "unchanged"}
@@ -157,7 +157,7 @@ def test_a_message_that_the_log_does_not_have_any_more_is_sent_again(harness: Ha
     harness.pass_time("1m")
     for number, end in harness.kafka.end_offsets(NAMES.timers).items():
         harness.kafka.truncate(NAMES.timers, number, before_offset=end)
-    step = next(each for each in shell.steps() if each["name"] == "daily")
+    step = next(each for each in shell.steps() if each["timer"] == "daily")
     assert (step["action"], "the log does not have it" in step["differs"][0]) == ("changed", True)
     assert shell.actions()["daily"] == "unchanged"
 

@@ -178,7 +178,7 @@ def test_a_late_worker_is_not_blamed_before_the_clocks_are_compared() -> None:
 
 def test_a_blocked_queue_has_the_stack_trace_beside_its_sentence() -> None:
     (finding,) = verdict(HERE, sound(failing=(replace(POISON, trace="in ship"),)))
-    assert finding.trace == "in ship"
+    assert finding.stack_trace == "in ship"
     assert "in ship" not in finding.what
 
 
