@@ -81,7 +81,7 @@ def test_locks_show_why_messages_fail_each_stack_trace_once_and_what_takes_long(
     assert ["orders/2/4 2025-12-31 23:59:00" in line for line in lines[1:4]] == [False, False, True]
     show(as_json=True)
     rows = json.loads(capsys.readouterr().out)["locks"]
-    facts = [(row["failing_since_ms"], row["cause"], (row["trace"] or "")[-8:], row["call"]) for row in rows]
+    facts = [(row["failing_since_ms"], row["cause"], (row["stack_trace"] or "")[-8:], row["call"]) for row in rows]
     since_ms = 1_767_225_600_000
     call = {"topic": "orders", "partition": 2, "offset": 4, "since_ms": since_ms - 60_000}
     assert facts == [
