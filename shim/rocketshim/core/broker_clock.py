@@ -11,10 +11,10 @@ between them.
   up to 30 ms in that time, as much as the slack of the queue rule. While it is not known, the message goes through the
   finest queue (test_deliver_at_selects_its_queue_by_the_brokers_clock_even_if_the_senders_is_wrong,
   test_absolute_time_waits_in_the_finest_queue_while_the_brokers_clock_is_not_known).
-* The lower bound (`stamp_ms`) is the timestamp of records that we produce: brokers refuse a record whose timestamp is
-  more than an hour ahead of their clock (`message.timestamp.after.max.ms`). It advances with the monotonic clock. It
-  ends when the two clocks of this machine have advanced differently by a minute: the wall clock was set, or the machine
-  was asleep.
+* The lower bound (`stamp_ms`) is the timestamp of dead letters, of records that a consumer parks, and of redriven
+  records; what the worker writes: `worker.hop_writer`. Brokers refuse a record whose timestamp is more than an hour
+  ahead of their clock (`message.timestamp.after.max.ms`). It advances with the monotonic clock, and ends when the two
+  clocks of this machine have advanced differently by a minute: the wall clock was set, or the machine was asleep.
 * Outside both bounds by more than a minute, this machine's clock is certainly wrong (`wrong_by_ms`).
 
 Not covered: brokers whose clocks differ, or are set while the evidence is fresh.
@@ -102,10 +102,10 @@ class BrokerClock:
     def stamp_ms(self, monotonic_ns: int, wall_ms: int) -> int:
         """Return a lower bound of the brokers' clock, epoch ms; 0: not known, so Kafka's client uses its own clock.
 
-        Decides: Which timestamp has a dead letter, a parked or a redriven record? The brokers' clock once it is known.
-            If a broker refuses this machine's time before that, a probe shows the clock
+        Decides: Which timestamp has a dead letter, a redriven record, or one that a consumer parks? The brokers' clock
+            once it is known. If a broker refuses this machine's time before that, a probe shows the clock
             (`kafka.record_sender.OwnedSender`, `dropin.retry_side.DropinSendBack`). A sent message has the time of this
-            machine, or the one that the user gives.
+            machine, or the one that the user gives. What the worker writes or parks: `worker.hop_writer.HopWriter`.
         """
         evidence = self._evidence
         if evidence is None or _was_set(evidence, monotonic_ns, wall_ms):

@@ -218,7 +218,7 @@ class HopWriter:
 
         Decides: Which timestamp has a record that the worker writes? The clock of its queue's leader, as far as it is
             known (`core.level_queue.Due.clock_ms`); never this machine's. A delivery has the timestamp that the sender
-            gave, unless the target refuses it (`worker.router`).
+            gave, if it counts (`worker.router`). What consumers and redrives write: `core.broker_clock.BrokerClock`.
         """
         batches: list[HopBatch] = []
         start = 0

@@ -122,7 +122,7 @@ class _DueRecord:
 
         Decides: Which timestamp does a delivered record have, if its sender gave one? That one, but not in a retry
             topic, whose retention would count from it, and not where the target has refused one that is as far from
-            the brokers' clock (`worker.targets.TargetHealth.takes_timestamp`): there the time of its delivery.
+            the brokers' clock (`worker.targets.TargetHealth.takes_timestamp`): there that of `worker.hop_writer`.
         """
         if self.shape.timestamp < 0 or self.route.is_retry:
             return {}
