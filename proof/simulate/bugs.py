@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from proof.simulate import dropin_bugs, sender_bugs, timer_bugs
-from rocketshim.admin.redrive import Journal, Redriver, Transactions
+from rocketshim.admin.redrive import Journal, Redriver, RedriveTransactions
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly import OrderlyRunner
 from rocketshim.consumer.reader.group_offsets import Committer
@@ -461,7 +461,7 @@ BUGS: Final = (
     Bug("a redrive repeats an uncertain transaction", RedriveProgress, "resume", _uncertain_is_sent_again, REDRIVES),
     Bug(
         "a redrive believes a report without an offset",
-        Transactions,
+        RedriveTransactions,
         "_note_unconfirmed",
         _returns(None),
         REDRIVES,

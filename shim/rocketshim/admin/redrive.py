@@ -11,7 +11,8 @@ A transaction contains the dead letters that it sends and their mark in the redr
   (test_an_open_transaction_in_the_log_ends_the_redrive_with_an_error).
 * We send the letters that have no mark in the log, one transaction after another.
 * After any error with an uncertain outcome we start again from scratch: new producer, `begin`, log. If another redrive
-  has begun meanwhile, it continues; we stop and name it.
+  has begun meanwhile, it continues; we stop and name it (`Journal.refuse_if_taken_over`). In one console the later one
+  does not begin (`console.runs.PlanRuns.start`).
 
 If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
 transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
@@ -95,8 +96,8 @@ from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, Header, Record, coord
 
 __all__ = [
     "Journal",
+    "RedriveTransactions",
     "Redriver",
-    "Transactions",
     "ensure_log",
     "log_records",
     "planned_redriver",
@@ -286,7 +287,7 @@ class Journal:
             )
 
 
-class Transactions:
+class RedriveTransactions:
     """The transactional producer of a redrive: a new one for each session, with more patience after each failure."""
 
     def __init__(
@@ -441,7 +442,7 @@ class Redriver:
         config = merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap})
         self._new_admin = None if clients.admin is None else partial(clients.admin, config)
         self._targets: set[str] = set()
-        self._transactions = Transactions(bootstrap, client or {}, clients, journal, self._clock)
+        self._transactions = RedriveTransactions(bootstrap, client or {}, clients, journal, self._clock)
         self._refusals = RedriveRefusals(is_compressed=self._transactions.is_compressed)
         self._first_failed: dict[tuple[int, bytes | None], int] = {}  # partition and key to offset
 
