@@ -12,7 +12,8 @@
 The *half message* is stored before the local transaction begins, under its id as name (`core.named_timers`). COMMIT has
 it delivered, ROLLBACK drops it. If neither comes, since the process died or did not know, the worker asks: it writes a
 check to `rmq.check.<group>`, and any running producer of the group calls its listener for it. An answer is a COMMIT or
-a ROLLBACK like any other, and the first one in the log counts.
+a ROLLBACK like any other, and the first one in the log counts. If the last check brings none either, the half message
+is parked (GIVE_UP in `core.named_timers`, performed by `worker.timer_router`).
 
 Threads: the caller's, and one that reads checks and calls the listener. Checks are read by a consumer group of their
 own; one that is lost is asked again.
