@@ -37,20 +37,28 @@ _UNREAD_MS: Final = 3_000  # a worker that runs reads a command in less, also wh
 _NEAR_COUNT: Final = 10_000  # records of the first look at the end of the log
 
 
-def pending_timers(records: Iterable[Any], is_wanted: Callable[[PendingTimer], bool]) -> Iterator[PendingTimer]:
-    """Yield what the worker has stored of each wanted name that is pending, in the last era of its partition."""
+def pending_timers(
+    records: Iterable[Any], is_wanted: Callable[[PendingTimer], bool], ends: dict[int, int] | None = None
+) -> Iterator[PendingTimer]:
+    """Yield what the worker has stored of each wanted name that is pending, in the last era of its partition.
+
+    `ends` gets by partition the offset behind the last command whose result it has stored.
+    """
     found: dict[bytes, PendingTimer] = {}
     eras: dict[int, int] = {}
+    ends = {} if ends is None else ends
     for record in records:
         with suppress(MalformedRecordError):
             state, number = decode(read_headers(record), trusted=True), record.partition()
             era = state.timer_era or 0
             if era > eras.setdefault(number, era):  # the log was created again
                 eras[number] = era
+                ends.pop(number, None)
                 found = {key: each for key, each in found.items() if each.partition != number}
             target, name = state.real_topic, state.timer
             if era < eras[number]:
                 continue
+            ends[number] = max(ends.get(number, 0), (state.timer_set_at or 0) + 1)
             if record.value() is None:
                 found.pop(record.key(), None)
             elif target is not None and name is not None:
@@ -152,12 +160,20 @@ def unread_since_ms(reader: TopicReader, names: TopicNames, now_ms: int) -> int 
     return min((at_ms for at_ms in stored_ms if at_ms < now_ms - _UNREAD_MS), default=None)
 
 
-def _unread_spans(reader: TopicReader, names: TopicNames) -> dict[TopicPartitionKey, tuple[int, int]]:
-    """Return the offsets of the log that no worker has read, as far as it has stored that."""
+def _unread_spans(
+    reader: TopicReader, names: TopicNames, ends: Mapping[int, int] | None = None
+) -> dict[TopicPartitionKey, tuple[int, int]]:
+    """Return the offsets of the log that no worker has read, or of whose commands it has not stored the results."""
     log = reader.require(names.timers)
     keys = [TopicPartitionKey(log, number) for number in range(TIMER_PARTITIONS)]
     positions, bounds = reader.positions(names.worker_group, keys), reader.bounds_of_all(keys)
-    return {key: (min(max(low, positions.get(key, low)), high), high) for key, (low, high) in bounds.items()}
+    spans: dict[TopicPartitionKey, tuple[int, int]] = {}
+    for key, (low, high) in bounds.items():
+        first = positions.get(key, low)
+        if ends is not None:
+            first = min(first, ends.get(key.partition, 0))
+        spans[key] = min(max(low, first), high), high
+    return spans
 
 
 def read_recurring(
@@ -169,8 +185,8 @@ def read_recurring(
 ) -> dict[tuple[str, str], tuple[PendingTimer, Any]]:
     """Return what is pending: of these topics all that recurs, and of these names; and the record that set each.
 
-    The worker has stored what the log has decided up to its position, and the log is read from there. So a name that
-    was set a moment ago counts, also if no worker runs. A record that retention has deleted is None.
+    The log is read from where the stored results of the worker end, or from its position if that is lower. So a name
+    that was set a moment ago counts, also if no worker runs. A record that retention has deleted is None.
     """
     log = reader.require(names.timers)
 
@@ -178,8 +194,9 @@ def read_recurring(
         return (each.topic, each.name) in declared or (each.recurs and each.topic in topics)
 
     stored = watch(reader.read([reader.require(names.timer_state)]))
-    found = {(each.topic, each.name): each for each in pending_timers(stored, is_wanted)}
-    spans = _unread_spans(reader, names)
+    ends: dict[int, int] = {}
+    found = {(each.topic, each.name): each for each in pending_timers(stored, is_wanted, ends)}
+    spans = _unread_spans(reader, names, ends)
     tails: dict[tuple[str, str], list[tuple[Any, bool]]] = defaultdict(list)
     for record in _records(reader, spans, watch):
         with suppress(MalformedRecordError):

@@ -240,3 +240,14 @@ def test_what_was_stored_before_an_error_is_named_and_the_rest_is_sent_the_next_
     monkeypatch.setattr(Producer, "send", fail)
     code, _, err = shell.apply()
     assert (code, "the message for 'reindex/all'" in err, "Stored before: reports/daily" in err) == (1, True, True), err
+
+
+def test_a_name_whose_result_the_worker_has_not_stored_yet_is_known_from_the_log(
+    harness: Harness, shell: Shell
+) -> None:
+    """An exactly-once worker may store it a moment after its position."""
+    shell.steps()
+    harness.pass_time("1s")
+    for partition, end in harness.kafka.end_offsets(NAMES.timer_state).items():
+        harness.kafka.truncate(NAMES.timer_state, partition, before_offset=end)
+    assert shell.actions() == {"daily": "unchanged", "all": "unchanged"}
