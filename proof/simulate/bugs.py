@@ -34,7 +34,7 @@ from rocketshim.producer.arguments import RecordMaker
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.at_least_once import AtLeastOnce
-from rocketshim.worker.exactly_once import ExactlyOnce, Transaction
+from rocketshim.worker.exactly_once import ExactlyOnce, Transaction, UnsavedStates
 from rocketshim.worker.hop_writer import HopBatch
 from rocketshim.worker.timer_router import TimerRouter
 from rocketshim.worker.timer_state import TimerLoader
@@ -447,6 +447,8 @@ BUGS: Final = (
     Bug("a cancel behind the fire wins", TimerRouter, "route", timer_bugs.applied_first(Command.CANCEL), TIMERS),
     Bug("a cancel before the fire loses", TimerRouter, "route", timer_bugs.applied_first(Command.FIRE), TIMERS),
     Bug("a state is stored before its effect", AtLeastOnce, "_send", timer_bugs.state_is_written_first, TIMERS),
+    Bug("a state waits and is lost", UnsavedStates, "keep", timer_bugs.states_are_saved_or_lost, TIMERS),
+    Bug("an unsaved state stays so", TimerLoader, "_read_state", timer_bugs.what_was_unsaved_stays_so, TIMERS),
     Bug("pending names are not loaded", TimerLoader, "_read_state", timer_bugs.nothing_is_loaded, TIMERS),
     Bug("a command is decided again", TimerRouter, "route", timer_bugs.changes_are_forgotten, TIMERS),
     Bug("a half message is delivered when it is due", TimerTable, "apply", timer_bugs.halves_are_delivered, TIMERS),

@@ -16,6 +16,8 @@ __all__ = [
     "nothing_is_loaded",
     "questions_end_transactions",
     "state_is_written_first",
+    "states_are_saved_or_lost",
+    "what_was_unsaved_stays_so",
 ]
 
 
@@ -72,7 +74,7 @@ def changes_are_forgotten(original: Any) -> Any:
 
 def nothing_is_loaded(_: Any) -> Any:
     """Begin without the names that are pending."""
-    return lambda self, *values, **named: (TimerTable(), 0)  # noqa: ARG005
+    return lambda self, *values, **named: (TimerTable(), 0, [])  # noqa: ARG005
 
 
 def halves_are_delivered(original: Any) -> Any:
@@ -121,3 +123,21 @@ def state_is_written_first(original: Any) -> Any:
         original(self, flight, indexes, now_ns, *values, **named)
 
     return send
+
+
+def states_are_saved_or_lost(original: Any) -> Any:
+    """Exactly once, keep no state that its own transaction does not save."""
+
+    def keep(self: Any, transaction: Any, _: Any) -> None:
+        original(self, transaction, ())
+
+    return keep
+
+
+def what_was_unsaved_stays_so(original: Any) -> Any:
+    """Do not store the states that the owner before has not stored."""
+
+    def read_state(self: Any, *values: Any, **named: Any) -> Any:
+        return *original(self, *values, **named)[:2], []
+
+    return read_state

@@ -23,12 +23,14 @@ that FIRE; it still ends or replaces a next occurrence, and a SET begins again.
 
 What is known is rebuilt from a compacted topic, which may be ahead of the position from which commands are read again:
 at least once, the owner before stored what a command did, then the state, then its position, and may have ended between
-two of these. (Exactly once, all three are one transaction.) So each entry carries the offset of the command that
-changed it last, and a command that its entry knows is not applied again. An entry is stored after the effects of all
-commands up to its own. So the commands between the position and `next_offset`, which is behind the newest entry, are
-applied again without effects. The state may also be behind the position: markers of a transaction that has ended arrive
-in each partition at their own time, and an entry may be lost. Then the commands from `next_offset` to the position are
-applied again without effects: those that changed nothing change nothing, and the others are missing.
+two of these. So each entry carries the offset of the command that changed it last, and a command that its entry knows
+is not applied again. An entry is stored after the effects of all commands up to its own. So the commands between the
+position and `next_offset`, which is behind the newest entry, are applied again without effects.
+
+The state may also be behind the position: exactly once, what a command did and the position are one transaction, and
+the entry may follow in a later one; and an entry may be lost. Then the commands from `next_offset` to the position are
+applied again without effects: those that changed nothing change nothing, and the others are missing. Their entries are
+stored before any later one.
 
 The log may be created again, and its offsets begin again. Then the entries are of another log. The owner begins a new
 *era*: the names that are pending stay so, but each entry of the new era counts more than theirs.

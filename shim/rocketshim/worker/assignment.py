@@ -359,7 +359,7 @@ class Assignment:
         old.queue.drop()
         self._gone(old.key)
         self._alarm("worker.log-restarted", partition=old.number)
-        fresh = self.held[old.key] = self._new_partition(old.key, -1)
+        fresh = self.held[old.key] = self._new_partition(old.key, 0)
         fresh.paused = old.paused
         return fresh
 

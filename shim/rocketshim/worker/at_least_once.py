@@ -277,7 +277,11 @@ class AtLeastOnce:
         """Produce the records that left a queue."""
         self._point("before-produce")
         self._send_ready(now_ns)
-        self._send(Flight(assigned, due), None, now_ns)
+        flight = Flight(assigned, due)
+        if assigned.timers is not None and assigned.timers.unsaved:
+            flight.add_states(assigned.timers.unsaved)
+            assigned.timers.unsaved = []
+        self._send(flight, None, now_ns)
         self._point("after-produce")
 
     def _send(

@@ -36,6 +36,9 @@
   may take longer than the transaction's time-out, and the fence would look like that of a second worker
   (test_a_rebalance_aborts_the_open_transaction_before_any_slow_request).
 * A worker that is fenced three times in a minute ends with an error: another worker has the same `transactional.id`.
+* A transaction saves the states of names of one partition of the timer log, in turn: each further one would cost about
+  half a millisecond. A worker that begins reads the commands behind the last state again (`worker.timer_state`). Only a
+  refusal cannot be read there: its partition is saved with it.
 * Probes are not part of transactions and have a separate producer.
 * Nor are the hops of named messages between the timer log and the delay queues: of equal FIREs the log lets one count,
   so such a hop may be stored twice. They are stored before the commit, by a producer without transactions, and so they
@@ -51,8 +54,8 @@ What the failures of a transaction say (`TransactionFailures`, the part of `refu
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -70,7 +73,7 @@ from rocketshim.kafka.clients import (
 )
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition, Assignment
-from rocketshim.worker.hop_writer import Action, Flight, HopBatch, HopGroup, HopWriter
+from rocketshim.worker.hop_writer import Action, Flight, HopBatch, HopGroup, HopRecord, HopWriter
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import SPOILS_BATCH, Refusals
 from rocketshim.worker.router import Router
@@ -85,6 +88,8 @@ __all__ = ["ExactlyOnce", "Transaction"]
 
 _NS: Final = 1_000_000
 _MOST_RECORDS: Final = 5_000
+_MOST_UNSAVED: Final = 1_000  # states of names: they keep their commands in memory
+_UNSAVED_NS: Final = 100 * _NS
 _MOST_TOPICS: Final = 200  # about: each of them costs requests at the end of the transaction
 _SMALL: Final = 32_000  # cost; a link that carries less in ten seconds needs a longer time-out
 _LONGEST_NS: Final = 50 * _NS
@@ -113,6 +118,10 @@ _WAITS: Final = frozenset({Action.REQUEUE, Action.NEXT})
 _BACKOFF_NS: Final = Backoff(1_000_000_000, 5_000_000_000)
 
 
+States = dict[AssignedPartition, dict[bytes | None, tuple[Due[Any], str, HopRecord]]]
+"""Of partitions of the timer log: by name the command that has changed it last, and topic and record of its state."""
+
+
 @dataclass(slots=True, eq=False)
 class Transaction:
     """The records of one transaction and what was reported of them. The next one has a new object."""
@@ -125,6 +134,8 @@ class Transaction:
     flights: list[Flight] = field(default_factory=list)
     batches: list[HopBatch] = field(default_factory=list)
     topics: set[str] = field(default_factory=set)
+    states: States = field(default_factory=dict)  # of the names that its records have changed
+    saved: set[AssignedPartition] = field(default_factory=set)  # whose states are in it
     must_abort: bool = False  # a record was not produced, or the producer has failed
     is_late: bool = False  # records were not stored in time, or the commit would not succeed in time
     is_silent: bool = False  # targets have not stored its records, and no report has arrived for a while
@@ -235,6 +246,65 @@ class TransactionFailures:
             assigned.backoffs += 1
             record = coordinates(batch.record(at))
             self._alarm("worker.hop-not-stored", topic=batch.group.topic, error=error.name(), record=record)
+
+
+class UnsavedStates:
+    """States of names that are not stored yet, of partitions of the timer log; the rule is at the top of this file."""
+
+    def __init__(self) -> None:
+        self._kept: States = {}  # of transactions that are committed; first the partition that has waited longest
+
+    def changed(self, transaction: Transaction, flight: Flight, groups: list[HopGroup]) -> None:
+        """Note in a transaction what one of its flights has changed."""
+        timers = flight.assigned.timers
+        if timers is not None and timers.unsaved:
+            self._kept[flight.assigned] = {
+                out.key: (replace(flight.due, records=[command]), out.topic, (0, out.value, out.key, out.headers, 0))
+                for command, out in timers.unsaved
+            }
+            timers.unsaved = []
+        states = transaction.states.setdefault(flight.assigned, {})
+        for group in groups:
+            for hop in group.records:
+                command = replace(flight.due, records=[flight.record(hop[0])], appends_ms=[], seen_ns=[])
+                states[hop[2]] = command, group.topic, hop
+
+    def waiting(self, now_ns: int, transaction: Transaction | None = None) -> list[AssignedPartition]:
+        """Return the partitions that may be saved now."""
+        self._kept = {each: states for each, states in self._kept.items() if not each.gone}
+        states = self._kept if transaction is None else self._kept | transaction.states
+        return [each for each in states if not each.gone and each.backoff_until_ns <= now_ns]
+
+    def save(self, transaction: Transaction, now_ns: int) -> Iterator[tuple[Flight, HopGroup]]:
+        """Choose the partitions that a transaction saves, and return what it has to write for each.
+
+        One of them, if the transaction has records; all if it has none, or if too many states wait.
+        """
+        waiting = self.waiting(now_ns, transaction)
+        states = {each: self._kept.get(each, {}) | transaction.states.get(each, {}) for each in waiting}
+        left = sum(map(len, states.values()))
+        for assigned in waiting:
+            is_enough = bool(transaction.flights and transaction.saved) and left <= _MOST_UNSAVED
+            if is_enough and not (assigned.timers and assigned.timers.must_save):
+                continue
+            transaction.saved.add(assigned)
+            left -= len(states[assigned])
+            if assigned.stored >= 0:  # a transaction without a position would not be fenced by the group
+                transaction.positions.setdefault(assigned, assigned.stored)
+            commands, (topic, *_), hops = zip(*states[assigned].values(), strict=True)
+            group = HopGroup(Action.STATE, topic, assigned.number)
+            group.records = [(at, *hop[1:]) for at, hop in enumerate(hops)]
+            yield Flight(assigned, replace(commands[-1], records=[each.records[0] for each in commands])), group
+
+    def keep(self, transaction: Transaction, committed: Iterable[AssignedPartition]) -> None:
+        """Keep what a transaction has changed in these partitions and has not saved: it is committed."""
+        for assigned in transaction.saved:
+            self._kept.pop(assigned, None)
+            if assigned.timers is not None:
+                assigned.timers.must_save = False
+        for assigned in committed:
+            if assigned not in transaction.saved and (states := transaction.states.get(assigned)):
+                self._kept.setdefault(assigned, {}).update(states)
 
 
 class TransactionProducer:
@@ -385,6 +455,8 @@ class ExactlyOnce:
         self._consumer: ConsumerClient | None = None
         self._open: Transaction | None = None
         self._uncertain: list[Transaction] = []
+        self._unsaved = UnsavedStates()
+        self._save_ns = 0  # when what is not saved gets its own transaction
         self._call_ns: deque[int] = deque(maxlen=_REMEMBERED_CALLS)  # how long the last commits took
         self._records_a_topic = _MOST_RECORDS  # in the last transaction
 
@@ -475,27 +547,40 @@ class ExactlyOnce:
             transaction.must_abort = True
             return
         while indexes := flight.begin_phase():
-            if self._write(producer, transaction, flight, flight.later(indexes), now_ns):
+            groups = flight.later(indexes)
+            if groups[0].kind is Action.STATE:
+                self._unsaved.changed(transaction, flight, groups)
+            elif self._write(producer, transaction, flight, groups, now_ns):
                 return
 
     def _write(
         self, producer: ProducerClient, transaction: Transaction, flight: Flight, groups: list[HopGroup], now_ns: int
     ) -> list[int]:
         """Produce groups of a flight; return the indexes of the records that the producer refuses."""
-        refused: list[HopBatch] = []
+        refused: list[int] = []
         for group in groups:
             if group.kind is Action.NOT_YET:
                 transaction.must_abort = True  # the producer has to learn about the target's new partitions
             elif group.kind is Action.SKIP:
                 self._counts.skipped += len(group.records)
             elif not flight.keeps(group):
-                transaction.topics.add(group.topic)
-                for batch in self._writer.write(self._producer_of(flight, group) or producer, flight, group, now_ns):
-                    batch.alone = batch.alone or self._producer.is_careful
-                    (refused if batch.is_refused else transaction.batches).append(batch)
-        for batch in refused:
-            self._failures.refused(transaction, batch, now_ns)
-        return sorted(batch.indexes[0] for batch in refused)
+                of = self._producer_of(flight, group) or producer
+                refused += self._write_group(of, transaction, flight, group, now_ns)
+        return sorted(refused)
+
+    def _write_group(
+        self, producer: ProducerClient, transaction: Transaction, flight: Flight, group: HopGroup, now_ns: int
+    ) -> list[int]:
+        transaction.topics.add(group.topic)
+        refused: list[int] = []
+        for batch in self._writer.write(producer, flight, group, now_ns):
+            batch.alone = batch.alone or self._producer.is_careful
+            if batch.is_refused:
+                self._failures.refused(transaction, batch, now_ns)
+                refused.append(batch.indexes[0])
+            else:
+                transaction.batches.append(batch)
+        return refused
 
     def _producer_of(self, flight: Flight, group: HopGroup) -> ProducerClient | None:
         """Return the producer of hops that may be stored twice, if this is one; None: it is part of the transaction."""
@@ -521,11 +606,15 @@ class ExactlyOnce:
         return self._open is not None and self.capacity(now_ns) > 0
 
     def end_turn(self, now_ns: int) -> None:
-        """Commit the open transaction, if there is one."""
+        """Commit the open transaction; if there has been none for a while, begin one for states that are not saved."""
+        if self._open is None and now_ns >= self._save_ns and self._unsaved.waiting(now_ns) and self.capacity(now_ns):
+            self._begin(now_ns)
         transaction, producer, consumer = self._open, self._producer.current, self._consumer
         if transaction is None or producer is None or consumer is None:
             return
         try:
+            for flight, group in self._unsaved.save(transaction, now_ns) if not transaction.must_abort else ():
+                self._write_group(producer, transaction, flight, group, now_ns)
             left = 0 if transaction.must_abort else self._flush(producer, transaction)
             is_throttled = not transaction.must_abort and self._is_throttled_too_long(transaction)
             transaction.is_late = left > 0 or is_throttled
@@ -627,6 +716,8 @@ class ExactlyOnce:
         self._pace.stored(transaction.cost, transaction.begun_ns, now_ns, base_ns)
         self._end(transaction, now_ns)
         self._assignment.committed()
+        self._unsaved.keep(transaction, transaction.states)
+        self._save_ns = now_ns + _UNSAVED_NS
         for flight in transaction.flights:
             self._confirm(flight)
         for assigned, position in transaction.all_positions().items():
@@ -790,6 +881,9 @@ class ExactlyOnce:
                     self._confirm(flight)
                 else:
                     assigned.queue.failed(flight.due)
+            for transaction in self._uncertain:  # whatever they have saved is saved again
+                transaction.saved.clear()
+                self._unsaved.keep(transaction, {each.assigned for each in transaction.flights if each in committed})
             now_ns = self._clock.monotonic_ns()
             for batch in [batch for transaction in self._uncertain for batch in transaction.batches]:
                 if batch.flight in committed:
@@ -805,7 +899,9 @@ class ExactlyOnce:
         own_ns = self._producer.wait_ns(now_ns)
         if own_ns or self._producer.current is None:
             return own_ns
-        return _BUSY_NS if self._prober.outstanding > 0 else None
+        if self._prober.outstanding > 0:
+            return _BUSY_NS
+        return max(_BUSY_NS, self._save_ns - now_ns) if self._unsaved.waiting(now_ns) else None
 
     def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit positions behind probes, and new metadata, in a separate transaction; other ones commit their own."""

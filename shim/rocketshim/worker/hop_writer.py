@@ -27,6 +27,7 @@ from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.state import WorkerCounts, re_append_event
 from rocketshim.worker.targets import TargetHealth
+from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.wire import Header, coordinates
 
 __all__ = ["Action", "Flight", "HopBatch", "HopGroup", "HopRecord", "HopWriter", "merged"]
@@ -100,10 +101,10 @@ class Flight:
     """A run of records that left their queue together; `pending` is how many of them are not finished.
 
     What the run writes for named timers comes in phases: after the effects the next occurrences, then the states, each
-    by the index of its command.
+    by the index of its command. States of earlier commands have negative indexes.
     """
 
-    __slots__ = ("_begun", "_later", "_phases", "assigned", "due", "mean_bytes", "pending")
+    __slots__ = ("_begun", "_earlier", "_later", "_phases", "assigned", "due", "mean_bytes", "pending")
 
     def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
         self.assigned = assigned
@@ -111,6 +112,7 @@ class Flight:
         self.pending = len(due.records)
         self.mean_bytes = due.size_bytes / len(due.records)
         self._later: dict[Action, dict[int, tuple[Action, str, int, HopRecord]]] = {Action.NEXT: {}, Action.STATE: {}}
+        self._earlier: list[Any] = []
         self._phases = iter(self._later)
         self._begun: dict[int, tuple[Action, str, int, HopRecord]] = {}  # of the phase begun; none: the effects
 
@@ -126,6 +128,17 @@ class Flight:
         for hop in group.records:
             self._later[group.kind][hop[0]] = group.kind, group.topic, group.partition, hop
         return True
+
+    def add_states(self, states: Sequence[tuple[Any, OutgoingRecord]]) -> None:
+        """Write these states of earlier commands before those of the run."""
+        self._earlier = [command for command, _ in states]
+        for index, (_, out) in enumerate(states, -len(states)):
+            hop = index, out.value, out.key, out.headers, 0
+            self._later[Action.NEXT][index] = Action.STATE, out.topic, out.partition or 0, hop
+
+    def record(self, index: int) -> Any:
+        """Return the record at an index."""
+        return self._earlier[index] if index < 0 else self.due.records[index]
 
     def begin_phase(self) -> list[int]:
         """Begin the next phase that has something to write; return the indexes, which are pending now."""
@@ -180,7 +193,7 @@ class HopBatch:
 
     def record(self, position: int) -> Any:
         """Return the fetched record at a position of `indexes`."""
-        return self.flight.due.records[self.indexes[position]]
+        return self.flight.record(self.indexes[position])
 
     @property
     def is_late(self) -> bool:
@@ -247,7 +260,7 @@ class HopWriter:
         """Count the records of a batch as stored, but not those at these positions; log those that were diverted."""
         group, flight, counts = batch.group, batch.flight, self._counts
         stored = [at for at in range(len(batch.indexes)) if at not in unstored]
-        records = [flight.due.records[batch.indexes[at]] for at in stored]
+        records = [batch.record(at) for at in stored]
         if group.kind is Action.DELIVER:
             counts.delivered += len(stored)
             clock_ms = flight.due.clock_ms(now_ns)

@@ -6,8 +6,9 @@ log is a queue without a delay for the rest of the worker, and `worker.timer_sta
 * What a command does is decided once, in the order of the log (`OwnedTimers.changes`). A record that is routed again,
   since its hop was refused or its transaction aborted, gets the same answer. A NOW is decided when its message was
   read; the commands behind it wait.
-* Exactly once: effects, state and position are one transaction. At least once: effects, then the state, then the
-  position, and the next run of the partition leaves when all of that is stored.
+* Exactly once: effects and position are one transaction, and the state is part of it or of a later one
+  (`worker.exactly_once.UnsavedStates`). At least once: effects, then the state, then the position, and the next run of
+  the partition leaves when all of that is stored.
 * A FIRE that counts is an ordinary due record from then on: its target may be slow, missing or refused
   (`worker.router`), and a re-appended record has no name any more.
 """
@@ -26,7 +27,7 @@ from rocketshim.worker.hop_writer import Action, HopGroup, HopRecord, merged
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
-from rocketshim_topics.hops import OutgoingRecord, check, forwarded, put_back, scheduled_timer, timer_state
+from rocketshim_topics.hops import OutgoingRecord, check, forwarded, put_back, scheduled_timer
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import TIMER_REPEAT, coordinates, headers_shown
 
@@ -83,8 +84,6 @@ class TimerRouter(Router):
         if not judged.is_command:
             return [self._no_command(told, judged, reason)]
         change = owned.changes.get(record.offset())
-        if change is None and reason:  # the fetcher has marked it: it has no append time
-            return [self._park(told.index, record, reason)]
         if change is None:
             change = self._decide(told, judged, table)
             if change is None:
@@ -154,6 +153,7 @@ class TimerRouter(Router):
             if owned.table is not None:
                 owned.table.forget(judged.name, offset)
             owned.changes[offset] = Change(Effect.FORGET, offset, None)
+            owned.must_save = True
         _, message = owned.messages.get(offset, (0, None))
         return self._park(told.index, told.record if message is None else message, reason, marked=told.record)
 
@@ -228,17 +228,7 @@ class TimerRouter(Router):
         )
 
     def _state(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
-        out = timer_state(
-            self._names,
-            told.assigned.number,
-            judged.envelope,
-            applied=told.record.offset(),
-            append_ms=told.record.timestamp()[1],
-            era=told.owned.era,
-            generation=change.after,
-            due_ms=change.due_ms,
-            since_ms=change.since_ms,
-        )
+        out = self._rules.state(told.record, judged, change, told.assigned.number, told.owned.era)
         return HopGroup(
             Action.STATE, out.topic, out.partition or 0, first=(told.index, out.value, out.key, out.headers, 0)
         )

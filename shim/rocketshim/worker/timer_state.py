@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rocketshim.core.broker_clock import APPEND_TIME
 from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.named_timers import NAME_BYTES, Change, Command, TimerTable
 from rocketshim.core.worker_notes import NOT_ALLOWED
@@ -23,7 +24,15 @@ from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.targets import NEVER_NS, TargetHealth
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import checks_left, command_problem, is_misplaced, timer_digest, timer_times
+from rocketshim_topics.hops import (
+    OutgoingRecord,
+    checks_left,
+    command_problem,
+    is_misplaced,
+    timer_digest,
+    timer_state,
+    timer_times,
+)
 from rocketshim_topics.names import TopicNames, group_of
 from rocketshim_topics.partitioner import TIMER_PARTITIONS
 from rocketshim_topics.wire import Envelope, decode, read_headers
@@ -49,10 +58,16 @@ class OwnedTimers:
             there any more.
         loaded: the messages that are read now, as a target that is not known yet.
         halves: the newest half messages by name and offset: their COMMIT comes soon, and need not have them read.
+        unsaved: commands whose results were not stored, and the state of each name after its last: they are to be
+            stored before any later one.
+        must_save: whether a name was forgotten whose command says something else: its SET could not wait.
         skip_below: offset below which records are passed over: their effects are stored, and their position is not.
     """
 
-    __slots__ = ("_halves_bytes", "asked", "changes", "halves", "loaded", "messages", "one_run", "skip_below", "table")
+    __slots__ = (
+        "_halves_bytes", "asked", "changes", "halves", "loaded", "messages", "must_save", "one_run", "skip_below",
+        "table", "unsaved",
+    )  # fmt: skip
 
     def __init__(self, topic: str, *, one_run: bool) -> None:
         self.table: TimerTable | None = None
@@ -60,6 +75,8 @@ class OwnedTimers:
         self.messages: dict[int, tuple[int, Any | None]] = {}
         self.loaded = TargetHealth(topic, ready_ns=0)
         self.asked: set[int] = set()
+        self.must_save = False
+        self.unsaved: list[tuple[Any, OutgoingRecord]] = []
         self.skip_below = 0
         self.one_run = one_run
         self.halves: dict[tuple[bytes, int | None], Any] = {}
@@ -146,7 +163,9 @@ class TimerRules:
             by another program waits again if it is too early, does nothing if its generation is not pending, and is
             delivered as it is otherwise: only the ACLs of the log prevent that.
         """
-        append_ms = record.timestamp()[1]
+        kind, append_ms = record.timestamp()
+        if kind != APPEND_TIME:
+            return Judged(Envelope(), reason="no-append-time")
         try:
             envelope = decode(read_headers(record), trusted=True)
         except MalformedRecordError as error:
@@ -187,6 +206,20 @@ class TimerRules:
             is_missed=judged.is_missed,
             checks_left=checks_left(envelope),
             era=envelope.timer_era or 0,
+        )
+
+    def state(self, record: Any, judged: Judged, change: Change, partition: int, era: int) -> OutgoingRecord:
+        """Return the state of a name after a command."""
+        return timer_state(
+            self.names,
+            partition,
+            judged.envelope,
+            applied=record.offset(),
+            append_ms=record.timestamp()[1],
+            era=era,
+            generation=change.after,
+            due_ms=change.due_ms,
+            since_ms=change.since_ms,
         )
 
 
@@ -230,10 +263,10 @@ class TimerLoader:
         def read(reader: TopicReader) -> Callable[[], None]:
             nonlocal tries
             tries -= 1
-            table, skip_below = self._read_state(reader, partition, position, is_last_try=tries <= 0)
+            table, skip_below, unsaved = self._read_state(reader, partition, position, is_last_try=tries <= 0)
 
             def answer() -> None:
-                owned.table, owned.skip_below = table, skip_below
+                owned.table, owned.skip_below, owned.unsaved = table, skip_below, unsaved
 
             return answer
 
@@ -302,13 +335,15 @@ class TimerLoader:
 
     def _read_state(
         self, reader: TopicReader, partition: int, position: int, *, is_last_try: bool
-    ) -> tuple[TimerTable, int]:
-        """Read the state; return also the offset of the first command whose effects are not known to be stored."""
+    ) -> tuple[TimerTable, int, list[tuple[Any, OutgoingRecord]]]:
+        """Read the state; return also the offset behind its newest entry, and what is missing before the position."""
         log, table = TopicPartitionKey(self._names.timers, partition), TimerTable()
         for record in _all(reader, TopicPartitionKey(self._names.timer_state, partition)):
             with suppress(KeyError, ValueError):  # MalformedRecordError is one: another program wrote it
                 _load(table, record)
         low, high = reader.bounds(*log)
+        if position < 0:  # the brokers did not say it in time at the assignment; there may be none
+            position = reader.positions(self._names.worker_group, [log]).get(log, -1)
         if table.next_offset > high and not is_last_try:  # a leader that has just moved may not know its end yet
             raise BrokerUnavailableError(f"{log} ends at {high}, and its state is of {table.next_offset}")
         if table.newest is None and low > 0:
@@ -316,14 +351,16 @@ class TimerLoader:
         if table.newest is not None and not self._is_of(reader, log, table.newest, low, high):
             self._answers.put(lambda: self._alarm("worker.timers-begin-again", partition=partition))
             table.begin_era(table.era + 1)
-        known = table.next_offset
-        begin = max(position, low)  # a negative one: of all commands that are there
+        known, missing = table.next_offset, dict[bytes, tuple[Any, OutgoingRecord]]()
+        begin = max(position, low)
         for record in _all(reader, log, min(begin, known), max(begin, known)):
             judged = self._rules.judge(record)
             if judged.is_command and not _finds_no_message(table, judged, low):
-                self._rules.apply(table, record, judged)
+                change = self._rules.apply(table, record, judged)
+                if change.is_change and record.offset() >= known:
+                    missing[judged.name] = record, self._rules.state(record, judged, change, partition, table.era)
         table.begin()
-        return table, known
+        return table, known, list(missing.values())
 
     def _is_of(
         self, reader: TopicReader, log: TopicPartitionKey, newest: tuple[bytes, int, int], low: int, high: int

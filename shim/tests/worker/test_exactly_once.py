@@ -1,5 +1,6 @@
 """Transactions with an uncertain outcome, in virtual time."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from rocketshim.errors import WorkerError
 from rocketshim.testing.producer import InMemoryProducer
 from rocketshim.worker import exactly_once, worker_clients
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import timer_partition
 
 pytestmark = pytest.mark.only("exactly-once")
 GROUP = "rmq.sched"
@@ -238,6 +240,159 @@ def test_a_name_is_free_only_when_its_message_is_stored(sim: Any) -> None:
     assert values(sim) == [b"body"]
 
 
+def of_partition(number: int, count: int = 1) -> list[str]:
+    """Return names whose commands are in this partition of the log."""
+    names = (f"o-{at}" for at in range(10_000))
+    return [name for name in names if timer_partition("orders", name) == number][:count]
+
+
+def saved(sim: Any) -> list[int]:
+    return [record.partition() for record in sim.kafka.records(NAMES.timer_state)]
+
+
+def applied(sim: Any, number: int) -> int:
+    """Return the position in a partition of the log."""
+    return sim.kafka.committed(GROUP).get((NAMES.timers, number)) or 0
+
+
+class Dead(Exception):  # noqa: N818 - it stands for SIGKILL
+    pass
+
+
+def set_and_kill(sim: Any, *further: str, delay_ms: int = 2_000, in_transaction: bool = False) -> None:
+    """Kill a worker that has applied commands of three partitions of the log, and has saved the states of one."""
+    is_armed = False
+
+    def die(point: str) -> None:
+        if is_armed and point == "before-commit":
+            raise Dead
+
+    worker = sim.worker(on_point=die)
+    sim.run(worker, 1_500)
+    for number in (1, 2, 3):
+        (timer,) = of_partition(number)
+        sim.command(timer=timer, delay_ms=delay_ms, value=b"%d" % number)
+        for what in further:
+            sim.command(what, timer=timer)
+    sim.until(worker, lambda: all(applied(sim, number) == 1 + len(further) for number in (1, 2, 3)))
+    assert saved(sim) == [1]
+    if in_transaction:
+        is_armed = True
+        sim.schedule(topic="audit")
+        with pytest.raises(Dead):
+            sim.run(worker, 5_000)
+    sim.kill(worker)
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_names_whose_state_is_not_saved_yet_survive_the_worker(sim: Any, *, in_transaction: bool) -> None:
+    """If it ends in a transaction, the next one cannot read the positions at first."""
+    set_and_kill(sim, in_transaction=in_transaction)
+    sim.run(sim.worker(), 30_000)
+    assert sorted(values(sim)) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_what_a_worker_found_unsaved_its_successor_knows(sim: Any, *, exactly_once: bool) -> None:
+    """What it saves of later commands must not hide them; whichever way it delivers."""
+    set_and_kill(sim, delay_ms=30_000)
+    worker = sim.worker(exactly_once=exactly_once)
+    later = [of_partition(number, 2)[1] for number in (1, 2, 3)]
+    for timer in later:
+        sim.command(timer=timer, delay_ms=600_000)
+    sim.until(worker, lambda: sum(worker.counts.timers.values()) == 3, 20_000)
+    sim.run(worker, 300)
+    assert saved(sim) == [1, 1, 2, 2, 3, 3]
+    sim.kill(worker)
+    sim.run(sim.worker(), 60_000)
+    assert sorted(values(sim)) == [b"1", b"2", b"3"]
+
+
+def test_a_cancel_whose_state_is_not_saved_yet_survives_the_worker(sim: Any) -> None:
+    set_and_kill(sim, "CANCEL")
+    sim.run(sim.worker(), 30_000)
+    assert values(sim) == []
+
+
+def test_each_partition_of_the_log_is_saved_in_its_turn(sim: Any) -> None:
+    worker, order = sim.worker(), []
+    sim.run(worker, 1_500)
+    for turn in range(1, 7):
+        before = Counter(saved(sim))
+        for number in (1, 2, 3):
+            sim.command(timer=of_partition(number)[0], delay_ms=60_000)
+        sim.until(worker, lambda turn=turn: sum(worker.counts.timers.values()) == 3 * turn, 1_000)
+        order += (Counter(saved(sim)) - before).elements()
+    assert order == [1, 2, 3, 1, 2, 3]
+
+
+def set_three(sim: Any, worker: Any, turn: int = 1) -> None:
+    """Have the worker apply a SET in each of three partitions of the log, in one transaction."""
+    for number in (1, 2, 3):
+        sim.command(timer=of_partition(number)[0], delay_ms=2_000, value=b"%d.%d" % (turn, number))
+    sim.until(worker, lambda: sum(worker.counts.timers.values()) == 3 * turn, 1_000)
+
+
+def test_all_states_are_saved_soon_when_nothing_else_happens(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    set_three(sim, worker)
+    assert saved(sim) == [1]
+    sim.run(worker, 120)
+    assert saved(sim) == [1, 2, 3]
+
+
+def test_not_too_many_states_wait_to_be_saved(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactly_once, "_MOST_UNSAVED", 9)
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    for number in (1, 2, 3):
+        for timer in of_partition(number, 5):
+            sim.command(timer=timer, delay_ms=60_000)
+    sim.until(worker, lambda: all(applied(sim, number) == 5 for number in (1, 2, 3)))
+    assert saved(sim) == [1] * 5 + [2] * 5
+
+
+def test_a_name_whose_message_was_refused_is_free_for_the_next_worker(sim: Any) -> None:
+    """Its command says that it is pending: so what became of it is saved with the refusal, though it has no turn."""
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    set_three(sim, worker)
+    sim.kafka.fail_produce(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "x"), topic=SCHEDULE, synchronous=True)
+    set_three(sim, worker, 2)
+    assert sim.parked() == [("hop-refused:MSG_SIZE_TOO_LARGE", f"{NAMES.timers}/1/1")]
+    assert saved(sim) == [1, 1, 2]
+    sim.kill(worker)
+    sim.command("SET-IF-ABSENT", timer=of_partition(1)[0], delay_ms=1_000, value=b"again")
+    sim.run(sim.worker(), 30_000)
+    assert sorted(values(sim)) == [b"2.2", b"2.3", b"again"]
+
+
+def test_a_partition_whose_state_cannot_be_stored_holds_up_no_other(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    set_three(sim, worker)
+    refused = KafkaError(KafkaError.NOT_ENOUGH_REPLICAS, "x")
+    sim.kafka.fail_produce(refused, topic=NAMES.timer_state, partition=2, count=1_000)
+    sim.schedule(value=b"unnamed")
+    sim.run(worker, 5_000)
+    assert {b"unnamed", b"1.1", b"1.3"} <= set(values(sim))
+
+
+def test_a_state_is_not_kept_if_its_transaction_is_aborted(sim: Any) -> None:
+    """It would come before what its command does."""
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    aborts = KafkaError(KafkaError._INCONSISTENT, "x", txn_requires_abort=True)
+    sim.kafka.fail_transaction(aborts)
+    for number in (1, 2, 3):
+        sim.command(timer=of_partition(number)[0], delay_ms=1_000, value=b"%d" % number)
+    sim.until(worker, lambda: worker.counts.aborted == 1)
+    assert not worker._delivery._unsaved.waiting(sim.clock.monotonic_ns())
+    sim.run(worker, 10_000)
+    assert sorted(values(sim)) == [b"1", b"2", b"3"]
+
+
 @pytest.mark.parametrize("topic", [SCHEDULE, NAMES.timers])
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_the_producer_of_waits_and_fires_is_replaced_after_a_fatal_error(
@@ -290,9 +445,6 @@ def test_the_next_worker_resolves_the_transaction_of_a_worker_that_died(sim: Any
     for number in range(10):
         sim.schedule(value=b"%d" % number)
     sim.run(worker, 900)
-
-    class Dead(Exception):  # noqa: N818 - it stands for SIGKILL
-        pass
 
     def die(point: str) -> None:
         if point == "before-commit":

@@ -636,12 +636,14 @@ def test_a_command_beyond_the_partitions_of_names_is_forwarded(sim: Any) -> None
 
 
 def test_a_command_without_an_append_time_is_not_applied(sim: Any) -> None:
+    sim.kafka.delete_topic(NAMES.timers)
+    sim.kafka.create_topic(NAMES.timers, TIMER_PARTITIONS)
     worker = sim.worker()
     sim.command(delay_ms=3_000)
-    sim.run(worker, 500)
-    worker._router.refusals.park(sim.command("CANCEL"), "no-append-time")
+    sim.kafka._topic(NAMES.timers).config["message.timestamp.type"] = "LogAppendTime"
     sim.run(worker, 20_000)
-    assert bodies(sim) == [b"body"]
+    assert bodies(sim) == []
+    assert [reason for reason, _ in sim.parked()] == ["no-append-time"]
 
 
 def restart(sim: Any, worker: Any) -> Any:
