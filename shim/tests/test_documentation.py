@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rocketshim import ConsumeFromWhere, DelayLevels, DelayWorker, PushConsumer, WorkerSettings
+from rocketshim.filters import SqlFilter
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
@@ -210,6 +211,27 @@ def test_reading_dead_letters(place: Place) -> None:
 @pytest.mark.parametrize("line", programs("docs/filters.md")[0].splitlines())
 def test_each_filter(place: Place, line: str) -> None:
     place.run(f"{line}\ndef handle(message): tell(message.body)", consumer=place.consumer("payments"))
+
+
+@pytest.mark.parametrize(
+    ("condition", "properties", "is_selected"),
+    [
+        ("a <> 5", [], False),
+        ("5 <> a", [], True),
+        ("'x' <> a", [], True),
+        ("NOT (5 = a)", [], True),
+        ("a = b", [], True),
+        ("a <> b", [("a", b"1")], True),
+        ("NOT (a CONTAINS 'x')", [], True),
+        ("a NOT CONTAINS 'x'", [], False),
+    ],
+)
+def test_what_a_missing_property_selects(
+    condition: str, properties: list[tuple[str, bytes | None]], *, is_selected: bool
+) -> None:
+    assert f"`{condition}`" in (ROOT / "docs" / "filters.md").read_text(encoding="utf-8")
+    assert SqlFilter(condition).matches_headers(properties) is is_selected
+    assert not SqlFilter(f"a IS NOT NULL AND b IS NOT NULL AND ({condition})").matches_headers(properties)
 
 
 def test_a_script_that_cron_starts_handles_what_there_is(place: Place) -> None:

@@ -122,10 +122,10 @@ class SqlFilter:
         Args:
             headers: the headers as the Kafka client returns them; None if there are none.
 
-        Decides: What if a filter cannot be evaluated? An SQL condition that is unknown (a missing property) or on a
-            value that is not a number does not match, so the message is finished. If a selector raises, the message has
-            failed (`consumer.listeners.wants`). A message with an unreadable header name is parked, as no hop can be
-            made of it.
+        Decides: What if a filter cannot be evaluated? An SQL condition that is unknown or on a value that is not a
+            number does not match, so the message is finished. Not every condition on a missing property is unknown:
+            `filters.sql_compiler`. If a selector raises, the message has failed (`consumer.listeners.wants`). A message
+            with an unreadable header name is parked, as no hop can be made of it.
         """
         found: dict[str, str] = {}
         if headers is not None:

@@ -8,10 +8,11 @@ text or missing, and everything else is a constant or a truth value. So each com
 * two properties;
 * the general form, for unusual expressions that RocketMQ defines, too (`(a = 1) = TRUE`, `'5' = 5`).
 
-`sql_comparison` has the rules of comparisons. Two more rules of RocketMQ:
+`sql_comparison` has the rules of comparisons: a missing property on the right of `=` is not unknown. Two more rules of
+RocketMQ:
 
-* CONTAINS, STARTSWITH and ENDSWITH are never unknown. With an empty search text they are FALSE without evaluating their
-  operand.
+* CONTAINS, STARTSWITH and ENDSWITH are never unknown, and FALSE for a missing property, in their NOT forms, too. With
+  an empty search text they are FALSE without evaluating their operand.
 * A property with an empty text is missing: RocketMQ loses such properties in its wire format.
 
 A closure is stateless and may be called from any thread. The parser limits nesting, so recursion is limited.
