@@ -66,8 +66,8 @@ frozen, a synchronous commit had not returned after 4 minutes). They share the l
 leases; nothing else.
 
 **The log is lost** when its topic has another id, when its bounds do not match what was folded, or when the offset to
-read does not exist; a record of an unknown version is as bad. Every belief ends immediately. After a re-creation
-nothing is claimed for one lease, because a frozen neighbour may still believe in the old log. If the new log's tokens
-would be lower than known tokens of the old one, heartbeats carry the old number as a higher base. A process that has
-not read the former log knows of it by the token in commits.
+read does not exist (`LogReader.why_lost`, `why_lost_by`); a record of an unknown version is as bad. Every belief ends
+immediately (`QueueLockHolder.log_lost`), and nothing is claimed for one lease, because a frozen neighbour may still
+believe in the old log. If the new log's tokens would be lower than known tokens of the old one, heartbeats carry the
+old number as a higher base. A process that has not read the former log knows of it by the token in commits.
 """

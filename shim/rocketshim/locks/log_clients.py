@@ -145,7 +145,9 @@ class LogReader:
         `late`: wait for the topic's id. A process was frozen for longer than a heartbeat, and meanwhile the log may
         have been created again and have grown beyond the offset to read. Then its bounds do not show that.
 
-        Decides: Is the group's log lost, and what then? Then `locks.holder.QueueLockHolder.log_lost`.
+        Decides: Is the group's log lost, and what then? It is lost if its topic has another id, if its bounds do not
+            continue what was folded, or if the offset to read does not exist (`why_lost_by`); not if no broker answers.
+            Then every lease ends, and nothing is claimed for one lease: `locks.holder.QueueLockHolder.log_lost`.
         """
         topic_id = None
         if self.topic_id is not None:
