@@ -285,8 +285,9 @@ class Partitions:
 
         A position is the offset after the last message that counts as handled, negative for none.
 
-        Decides: Which offset does the drop-in store? Never beyond a message whose sending back failed, until it is sent
-            back or its partition is lost.
+        Decides: Which offset does the drop-in store? Never beyond a message whose sending back is in progress or has
+            failed, until it is sent back, or its partition is lost, or the program has moved before it. What the
+            program commits or stores itself is not changed: `dropin.retry_side.RetrySide.commit`.
         """
         found: list[TopicPartition] = []
         with self._lock:
