@@ -3,12 +3,13 @@
 RocketMQ's rules (`AbstractSendMessageProcessor#consumerSendMsgBack`), in the order of their evaluation:
 
 1. A requested level below 0: dead letter, immediately, without delay.
-2. The attempts are used up (`reconsume_times >= limit`): dead letter. A limit of -1 means 16 for a concurrent listener
-   (a listener that keeps order resolves its own -1 before it calls this). Another limit below 0 is taken literally:
-   every failure exceeds it, so the first failure is the last.
+2. The attempts are used up (`reconsume_times >= limit`): dead letter. A limit of -1 means 16 (`effective_limit`).
+   Another limit below 0 is taken literally: every failure exceeds it, so the first failure is the last.
 3. A requested delay is used exactly.
 4. So is a requested level above 0 (the level table clamps it).
 5. Otherwise the policy decides; the default is level `3 + reconsume_times`.
+
+An orderly queue counts by itself, and its -1 means indefinitely (`core.orderly_queue`): it only asks with level -1.
 
 `reconsume_times` is the count of failed attempts *before* this failure. The record of the next hop carries it + 1, and
 so does the dead letter: 17 by default after 17 deliveries.
@@ -168,10 +169,11 @@ def decide(
 
     Source: `AbstractSendMessageProcessor#consumerSendMsgBack`.
 
-    Decides: Is a failed message retried, and when, or is it dead? By what the listener asked for (RetryLater,
-        DeadLetter, delay_level_when_next_consume), else by the group's policy. Which exceptions are final:
+    Decides: Is a failed message retried, and when, or is it dead? Dead if the listener asked for it (DeadLetter) or at
+        the limit (`core.retry_policy.effective_limit`: the group's or the message's own). Else it waits as the listener
+        asked (RetryLater, delay_level_when_next_consume), or by the group's policy. Which exceptions are final:
         `core.listener_answers.FailureRules`. If a policy raises or answers nonsense, the level table is used instead:
-        `core.next_hop.HopMaker._decide`.
+        `core.next_hop.HopMaker._decide`. Of an orderly queue: `core.orderly_queue.OrderlyQueue`.
     """
     if asked_level < 0:
         return Dead(asked=True)
