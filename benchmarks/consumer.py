@@ -12,6 +12,7 @@ twice: *steady*, as above, and *prefetched*: librdkafka has fetched everything b
 program's own work counts. The second is the harder one, and the one that a reader of ratios means.
 """
 
+import argparse
 import asyncio
 import contextlib
 import gc
@@ -415,7 +416,11 @@ def ten_million(bootstrap: str, most: int = 10_000_000) -> None:
     print(f"10 M of 200 B, time a message: {table.spread(ratios)} x that of 1 M (at most 1.1)")
 
 
-def main(wanted: list[str] | None = None) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ", ".join(f"'{name}'" for name in (*ROWS, "stuck", "ten million")).replace("%", "%%")
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"part of the name of a row, without any all: {names}")
+    wanted: list[str] = parser.parse_args().rows
     rows = {name: row for name, row in ROWS.items() if not wanted or any(word in name for word in wanted)}
     with any_broker(report=print) as broker:
         topic = fill(broker.bootstrap, max((row[2] for row in rows.values()), default=1))
@@ -453,4 +458,4 @@ if __name__ == "__main__":
         gc.set_threshold(50_000, 50, 1_000)
         print(json.dumps(SIDES[sys.argv[2]](sys.argv[3], sys.argv[4], int(sys.argv[5]))))
     else:
-        main(sys.argv[1:])
+        main()

@@ -7,6 +7,7 @@ the figure is the median of the ratios with the quartiles. Every loop looks at `
 client's own defaults: offsets are stored and committed automatically.
 """
 
+import argparse
 import gc
 import statistics
 import time
@@ -68,6 +69,7 @@ def seconds(loop: Callable[[Consumer], None], consumer: Consumer) -> tuple[float
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1_000)

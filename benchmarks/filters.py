@@ -5,6 +5,7 @@ makes them again, strings and bytes as a Kafka client makes them, times the bare
 time of this thread, and takes the difference. The figure is the median of the rounds, the spread their quartiles.
 """
 
+import argparse
 import gc
 import statistics
 import time
@@ -90,6 +91,7 @@ def figures() -> list[Figure]:
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"{'filter':34} {'selected':>9} {'median':>9} {'quartiles':>17} {'allowed':>9}")
     for figure in figures():
         low_ns, high_ns = figure.quartiles_ns

@@ -9,6 +9,7 @@
   the other member, which was there before.
 """
 
+import argparse
 import gc
 import json
 import os
@@ -43,6 +44,7 @@ PARTITIONS = 4
 COUNT = 200_000
 KEYS = 1_000
 ROUNDS = 5
+ROWS = ("throughput", "key", "claim", "takeover")
 CLAIMS = 300
 TAKEOVERS = 5
 SHORT: dict[str, Any] = {"lock_lease_ms": 6_000, "lock_hold_ms": 3_000, "lock_renew_ms": 1_000}
@@ -279,8 +281,14 @@ def takeovers(bootstrap: str) -> None:
         )
 
 
-def main(rounds: int = ROUNDS, wanted: list[str] | None = None) -> None:
-    rows = wanted or ["throughput", "key", "claim", "takeover"]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"of {', '.join(ROWS)}; without any, all")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of throughput and key")
+    given = parser.parse_args()
+    rows, rounds = given.rows or ROWS, given.rounds
+    if unknown := set(rows) - set(ROWS):
+        parser.error(f"no such row: {', '.join(sorted(unknown))}")
     with any_broker(report=print) as broker:
         topic = fill(broker.bootstrap) if {"throughput", "key"} & set(rows) else ""
         if "throughput" in rows:
@@ -299,7 +307,5 @@ if __name__ == "__main__":
         gc.freeze()
         gc.set_threshold(50_000, 50, 1_000)
         print(json.dumps(SIDES[sys.argv[2]](sys.argv[3], sys.argv[4], int(sys.argv[5]))))
-    elif sys.argv[1:2] == ["--rounds"]:
-        main(int(sys.argv[2]), sys.argv[3:])
     else:
-        main(wanted=sys.argv[1:])
+        main()
