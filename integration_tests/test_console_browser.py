@@ -192,6 +192,23 @@ def test_no_page_is_wider_than_a_phone_and_ids_stay_in_one_line(visit: Opener) -
         assert seen.complaints == []
 
 
+def test_a_phone_shows_the_id_of_a_plan_in_one_line_and_a_record_without_scrolling_sideways(visit: Opener) -> None:
+    with visit() as seen:
+        page = seen.page
+        page.set_viewport_size({"width": 390, "height": 844})
+        seen.open(next(path for path in seen.paths if path.startswith("/plans/")))
+        title = page.locator("h1")
+        assert title.evaluate("title => title.offsetHeight < 2 * parseFloat(getComputedStyle(title).lineHeight)")
+        seen.open(seen.paths[seen.paths.index("/workers") - 1])
+        record = page.locator(".scroll", has=page.locator(".facts")).first
+        assert len(record.get_by_role("row", name="id").first.inner_text().split()[-1]) == 32
+        assert record.evaluate("box => box.scrollWidth <= box.clientWidth")
+        assert _unreadable(page) == []
+        page.emulate_media(color_scheme="dark")
+        page.reload()  # a page that is open changes its colours slowly
+        assert _unreadable(page) == []
+
+
 def test_the_last_hour_is_drawn_on_the_overview_and_for_each_group_in_both_colours_and_on_a_phone(
     visit: Opener, dead: str
 ) -> None:
