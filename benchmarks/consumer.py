@@ -418,9 +418,12 @@ def ten_million(bootstrap: str, most: int = 10_000_000) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ", ".join(f"'{name}'" for name in (*ROWS, "stuck", "ten million")).replace("%", "%%")
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"part of the name of a row, without any all: {names}")
+    names = (*ROWS, "stuck", "ten million")
+    shown = ", ".join(f"'{name}'" for name in names).replace("%", "%%")
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"part of the name of a row, without any all: {shown}")
     wanted: list[str] = parser.parse_args().rows
+    if unknown := [word for word in wanted if not any(word in name for name in names)]:
+        parser.error(f"no such row: {', '.join(unknown)}")
     rows = {name: row for name, row in ROWS.items() if not wanted or any(word in name for word in wanted)}
     with any_broker(report=print) as broker:
         topic = fill(broker.bootstrap, max((row[2] for row in rows.values()), default=1))
