@@ -2,8 +2,7 @@
 
 The parser has checked every compile-time rule of RocketMQ, so code that walks a tree (the compiler, the translation
 for Spark, a tool that prints a subscription) does not check them again. The tree has no nodes for parentheses and the
-plus
-sign, because they have no meaning in RocketMQ: `(a) IN ('x')` is a valid test of the property `a`.
+plus sign, because they have no meaning in RocketMQ: `(a) IN ('x')` is a valid test of the property `a`.
 
 Two distinctions may surprise a reader who knows SQL:
 
