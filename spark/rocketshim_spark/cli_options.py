@@ -174,10 +174,24 @@ def _interrupted_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+_PY4J_LOGGERS: Final = ("", "py4j.clientserver")  # py4j also logs by the root logger
+_PY4J_TRACES: Final = (
+    "KeyboardInterrupt while sending",
+    "Exception while sending",
+    "Exception occurred while shutting down connection",
+)
+
+
 def is_no_trace_of_py4j(record: logging.LogRecord) -> bool:
     """Return False for what py4j logs when a call to Java was interrupted, or Java has ended: the command says it."""
-    is_trace = str(record.msg).startswith(("KeyboardInterrupt while sending", "Exception while sending"))
-    return "ROCKETSHIM_DEBUG" in os.environ or not is_trace
+    return "ROCKETSHIM_DEBUG" in os.environ or not str(record.msg).startswith(_PY4J_TRACES)
+
+
+def keep_py4j_quiet(*, is_quiet: bool) -> None:
+    """Filter py4j's traces out of its loggers; False: from now on they are logged, because the program may go on."""
+    for name in _PY4J_LOGGERS:
+        logger = logging.getLogger(name)
+        (logger.addFilter if is_quiet else logger.removeFilter)(is_no_trace_of_py4j)
 
 
 def print_note(line: str) -> None:
@@ -236,7 +250,7 @@ class SparkOptions:
             if threading.current_thread() is threading.main_thread():
                 # PySpark's own handler calls Java while another call to Java is running; the user sees a long trace.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            logging.getLogger().addFilter(is_no_trace_of_py4j)
+            keep_py4j_quiet(is_quiet=True)
         java.show()
         try:
             yield spark
@@ -251,6 +265,7 @@ class SparkOptions:
             if running is None:
                 with suppress(Py4JError, ConnectionError), warnings.catch_warnings(action="ignore"):  # it has ended
                     spark.stop()
+            keep_py4j_quiet(is_quiet=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,13 @@ def test_ctrl_c_waits_until_java_has_started() -> None:
     assert passed == ["started"]
 
 
-def test_if_java_has_ended_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_java_has_ended_one_line_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def log_as_py4j() -> None:
+        logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
+        logging.getLogger().error("KeyboardInterrupt while sending command.")
+
     class Gone:
         sparkContext = type("", (), {"setLogLevel": lambda *_: None})()  # noqa: N815 Spark's name
 
@@ -113,7 +119,11 @@ def test_if_java_has_ended_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     ended = pytest.raises(LakeError, match=r"^Spark failed: its Java process has ended; the same command can be run")
     with ended, SparkOptions(None, "auto", None).session():
+        log_as_py4j()
+        assert not caplog.records
         raise Py4JNetworkError("Answer from Java side is empty")
+    log_as_py4j()
+    assert len(caplog.records) == 2, "the program goes on, and logs what it wants"
 
 
 def test_a_landing_prints_the_first_gaps_of_many(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +178,6 @@ def test_that_java_has_ended_is_said_by_the_command_and_not_by_py4j(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = GatewayClient()
-    monkeypatch.setattr(logging.getLogger(), "filters", [])  # a command of another test leaves its own
     monkeypatch.setattr(client, "_get_connection", Ended)
     client.send_command("x", retry=False)
     assert [record.getMessage() for record in caplog.records] == ["Exception while sending command."]
