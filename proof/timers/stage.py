@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,10 +134,10 @@ class Stage:
 
 
 @contextmanager
-def open_stage(folder: Path, *, exactly_once: bool) -> Iterator[Stage]:
+def open_stage(folder: Path, *, exactly_once: bool, jvm_options: Sequence[str] = ()) -> Iterator[Stage]:
     """Run a broker with these topics for as long as the block lasts; workers end with it."""
     folder.mkdir(parents=True)
-    with LocalCluster(data_dir=folder / "cluster", report=lambda _: None) as cluster:
+    with LocalCluster(data_dir=folder / "cluster", report=lambda _: None, jvm_options=jvm_options) as cluster:
         admin: Any = AdminClient({**cluster.client_config()})
         layout = Layout(NAMES, DelayLevels.default())
         provision.ensure_topics(admin, [*layout.shared(), *layout.timers()])
