@@ -8,18 +8,22 @@
   the queues afterwards.
 * Burst: a hundred thousand sends at one delay, as fast as they can be sent; how late the last one is, against the time
   in which the same worker relays the same records when all of them are due.
+* Slow clients: lateness and CPU of the worker while 2,000 clients of its health port send a byte a second and connect
+  again five seconds after they were put out, and how long `/ready` takes; in turn with the same without them.
 * Backlog: memory, time from the start of the process to its first delivery, and idle CPU, with many records waiting.
 
 The worker is the process `rocketshim worker`; everything else is this process.
 """
 
 import argparse
+import asyncio
 import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +44,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message
 from rocketshim_topics.names import TopicNames
+from test_support.ports import free_ports
 
 WARM_UP_S = 2.0
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -223,6 +228,64 @@ def lateness(
     return "; ".join(parts)
 
 
+async def crowd(port: int, count: int) -> None:
+    """Clients that send a byte a second; runs until it is killed."""
+
+    async def client() -> None:
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                for byte in b"GET /ready HTTP/1.1\r\nX: " + b"x" * 600:
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(1)
+            except OSError:
+                await asyncio.sleep(5)
+
+    await asyncio.gather(*(client() for _ in range(count)))
+
+
+def slow_clients(bootstrap: str, *, mode: str, seconds: float, count: int) -> str:
+    """Return what was measured with and without the clients."""
+    rate, delay_ms = 200, 1_000
+    stage, expected = Stage(bootstrap, "1s"), round(rate * seconds)
+    (port,), due_ms, answers_ms = free_ports(1), dict[int, int](), list[float]()
+    here = [sys.executable, "-m", "benchmarks.worker_timing", "--crowd", str(port), str(count)]
+    clients: subprocess.Popen[bytes] | None = None
+    refused = 0
+    with stage.worker(
+        "--health", f"127.0.0.1:{port}", *(["--exactly-once"] if mode == "exactly-once" else [])
+    ) as worker:
+        time.sleep(5)
+        try:
+            if count:
+                clients = subprocess.Popen(here)
+                time.sleep(5)
+            began, cpu_began = time.monotonic(), _cpu_s(worker.pid)
+            sender = threading.Thread(target=send_steadily, args=(stage, rate, seconds, [delay_ms], due_ms))
+            sender.start()
+            while sender.is_alive():
+                asked = time.monotonic()
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=30):
+                        answers_ms.append((time.monotonic() - asked) * 1_000)
+                except OSError:
+                    refused += 1
+                time.sleep(0.1)
+            cpu = (_cpu_s(worker.pid) - cpu_began) / (time.monotonic() - began)
+            found = receive(stage, [stage.target], due_ms, expected, time.monotonic() + 60)[stage.target]
+        finally:
+            if clients is not None:
+                clients.kill()
+                clients.wait(30)
+    stage.drop()
+    late = [float(stored_ms - due_ms[number]) for number, (stored_ms, _) in found.items() if number >= rate * WARM_UP_S]
+    return (
+        f"{count:,} clients: stored {percentiles(late)} ms late, missing {expected - len(found)}, {cpu:.2f} of a core; "
+        f"/ready {percentiles(answers_ms)} ms, {refused} of {refused + len(answers_ms)} without an answer"
+    )
+
+
 def burst(bootstrap: str, count: int) -> str:
     """A hundred thousand messages that are due together."""
     delay_ms = 10_000
@@ -332,18 +395,22 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-ROWS = ("steady", "any", "burst", "backlog")
+ROWS = ("steady", "any", "burst", "slow", "backlog")
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - a row after the other
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", default=ROWS, choices=ROWS)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--burst", type=int, default=100_000)
     parser.add_argument("--backlog", type=int, nargs="*", default=[0, 1_000_000])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rival", nargs=5)
+    parser.add_argument("--rival", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--crowd", nargs=2, type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.crowd:
+        asyncio.run(crowd(*chosen.crowd))
+        return
     if chosen.rival:
         rival(*chosen.rival)
         return
@@ -369,6 +436,10 @@ def main() -> None:
                 table.say(f"a delay of {delay_ms / 1_000:g} s, 200/s, at-least-once", reach, found)
         if "burst" in chosen.rows:
             table.say(f"{chosen.burst:,} sends due together", "time to relay them + 100 ms", burst(at, chosen.burst))
+        if "slow" in chosen.rows:
+            for mode in ("at-least-once", "exactly-once"):
+                turns = [slow_clients(at, mode=mode, seconds=chosen.seconds, count=count) for count in (0, 2_000) * 2]
+                table.say(f"slow clients at the health port, 200/s, {mode}", "as without them", "; ".join(turns))
         if "backlog" in chosen.rows:
             backlog(at, chosen.backlog, chosen.rounds)
 

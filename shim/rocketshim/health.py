@@ -12,7 +12,7 @@ The server listens on the configured address. The default is this machine only, 
 answers only requests under this machine's own names: a page in a browser here may have a name that leads to it (DNS
 rebinding). Where it listens for other machines, its names are not known, and a firewall decides who may ask.
 
-It is one thread with an event loop of its own, and keeps at most 64 connections: a further one ends the oldest when
+It is one thread with an event loop of its own, and keeps at most 256 connections: a further one ends the oldest when
 what that one had sent before is answered, and each ends after 5 s. So clients that get nowhere take neither threads nor
 many file handles from the process, and a check that sends its request immediately is answered beside any number of
 them.
@@ -41,7 +41,7 @@ __all__ = ["HealthServer", "LoopState", "Shown", "address", "host_name", "is_loo
 _LOG = safe_logger("rocketshim.health")
 _LIVE_NS: Final = 30_000_000_000
 _STUCK_NS: Final = 60_000_000_000
-_MOST_OPEN: Final = 64
+_MOST_OPEN: Final = 256
 _EXCHANGE_S: Final = 5.0
 _MOST_HEAD_BYTES: Final = 16_384
 _BACKLOG: Final = 128
