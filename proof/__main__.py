@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     courses.add_argument("--cron", action="store_true", help="instead: recurring messages, in memory and virtual time")
     courses.add_argument("--restart", action="store_true", help="instead: memory and new start with very many names")
     courses.add_argument("--lateness", action="store_true", help="instead: how late messages with names are")
-    timers.add_argument("--seconds", type=float, default=60.0, help="of --lateness: how long messages are sent (60)")
+    timers.add_argument("--seconds", type=float, default=120.0, help="of --lateness: how long messages are sent (120)")
     timers.add_argument("--delay", default="5s", help="of --lateness: delay of the messages (5s)")
     timers.add_argument("--schedules", type=int, default=100, help="of --cron: how many messages recur (100)")
     timers.add_argument("--days", type=float, default=7.0, help="of --cron: how many virtual days pass (7)")

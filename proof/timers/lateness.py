@@ -28,13 +28,13 @@ class Pace:
 
     Attributes:
         rate: messages in a second, of which each second one has a name.
-        seconds: for how long they are sent.
+        seconds: for how long they are sent; those of the first minute are not judged.
         delay: of each; the default is a level, so that one queue is enough.
         exactly_once: how the worker delivers.
     """
 
     rate: float = 500.0
-    seconds: float = 60.0
+    seconds: float = 120.0
     delay: str = "5s"
     exactly_once: bool = True
 
