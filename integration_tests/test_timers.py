@@ -26,7 +26,7 @@ def test_a_cancelled_timer_never_comes_and_every_other_does(
 
 
 def test_messages_with_and_without_names_come_once_and_not_early(tmp_path: Path) -> None:
-    found = lateness(tmp_path / "run", Pace(rate=50.0, seconds=8.0, delay="1s"), print)
+    found = lateness(tmp_path / "run", Pace(rate=50.0, seconds=8.0, warm_s=5.0, delay="1s"), print)
     assert found.wrong == ()
     assert [len(late) > 0 for late in found.late_ms.values()] == [True, True], "those of the first seconds do not count"
 

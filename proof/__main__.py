@@ -116,7 +116,13 @@ def _timers(options: argparse.Namespace) -> int:
     if options.restart:
         return _said(live_names(folder, Names(options.names or 1_000_000, exactly_once), say))
     if options.lateness:
-        return _said(lateness(folder, Pace(options.rate or 500.0, options.seconds, options.delay, exactly_once), say))
+        return _said(
+            lateness(
+                folder,
+                Pace(options.rate or 500.0, options.seconds, delay=options.delay, exactly_once=exactly_once),
+                say,
+            )
+        )
     names, rate = options.names or 200_000, options.rate or 1_000.0
     kills = Course(options.seed, names, options.kills, exactly_once, options.workers, rate=rate)
     return _said(timers(folder, kills, say))

@@ -19,7 +19,6 @@ _KINDS: Final = (b"named", b"plain")
 _MOST_MORE_MS: Final = 30
 _END_S: Final = 300.0
 _FULL_COMPILER: Final = "-XX:TieredStopAtLevel=4"  # as in production: a local broker starts sooner without it
-_WARM_S: Final = 60.0  # it compiles meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +27,15 @@ class Pace:
 
     Attributes:
         rate: messages in a second, of which each second one has a name.
-        seconds: for how long they are sent; those of the first minute are not judged.
+        seconds: for how long they are sent.
+        warm_s: for how long the first of them are not judged: the broker's JVM compiles meanwhile.
         delay: of each; the default is a level, so that one queue is enough.
         exactly_once: how the worker delivers.
     """
 
     rate: float = 500.0
     seconds: float = 120.0
+    warm_s: float = 60.0
     delay: str = "5s"
     exactly_once: bool = True
 
@@ -71,7 +72,7 @@ def lateness(folder: Path, pace: Pace, report: Callable[[str], None]) -> Late:
         report(f"{len(sent)} messages are sent")
         stage.until(lambda: sent <= {each.body for each in stage.arrived()}, _END_S, "the last message")
         stage.end()
-        return judge_lateness(_due(stage, sent, pace), stage.arrived(), tuple(stage.wrong), warm_s=_WARM_S)
+        return judge_lateness(_due(stage, sent, pace), stage.arrived(), tuple(stage.wrong), warm_s=pace.warm_s)
 
 
 def judge_lateness(due: dict[bytes, int], arrived: list[Arrived], wrong: tuple[str, ...], *, warm_s: float) -> Late:
