@@ -266,7 +266,7 @@ class UnsavedStates:
         states = transaction.states.setdefault(flight.assigned, {})
         for group in groups:
             for hop in group.records:
-                command = replace(flight.due, records=[flight.record(hop[0])], appends_ms=[], seen_ns=[])
+                command = replace(flight.due, records=flight.records([hop[0]]), appends_ms=[], seen_ns=[])
                 states[hop[2]] = command, group.topic, hop
 
     def waiting(self, now_ns: int, transaction: Transaction | None = None) -> list[AssignedPartition]:

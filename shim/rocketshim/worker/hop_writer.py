@@ -136,9 +136,12 @@ class Flight:
             hop = index, out.value, out.key, out.headers, 0
             self._later[Action.NEXT][index] = Action.STATE, out.topic, out.partition or 0, hop
 
-    def record(self, index: int) -> Any:
-        """Return the record at an index."""
-        return self._earlier[index] if index < 0 else self.due.records[index]
+    def records(self, indexes: Sequence[int]) -> list[Any]:
+        """Return the records at these indexes."""
+        records = self.due.records
+        if not self._earlier:  # as almost always
+            return [records[index] for index in indexes]
+        return [self._earlier[index] if index < 0 else records[index] for index in indexes]
 
     def begin_phase(self) -> list[int]:
         """Begin the next phase that has something to write; return the indexes, which are pending now."""
@@ -193,7 +196,7 @@ class HopBatch:
 
     def record(self, position: int) -> Any:
         """Return the fetched record at a position of `indexes`."""
-        return self.flight.record(self.indexes[position])
+        return self.flight.records([self.indexes[position]])[0]
 
     @property
     def is_late(self) -> bool:
@@ -260,7 +263,7 @@ class HopWriter:
         """Count the records of a batch as stored, but not those at these positions; log those that were diverted."""
         group, flight, counts = batch.group, batch.flight, self._counts
         stored = [at for at in range(len(batch.indexes)) if at not in unstored]
-        records = [batch.record(at) for at in stored]
+        records = flight.records([batch.indexes[at] for at in stored])
         if group.kind is Action.DELIVER:
             counts.delivered += len(stored)
             clock_ms = flight.due.clock_ms(now_ns)
