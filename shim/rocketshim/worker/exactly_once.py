@@ -73,7 +73,7 @@ from rocketshim.kafka.clients import (
 )
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition, Assignment
-from rocketshim.worker.hop_writer import Action, Flight, HopBatch, HopGroup, HopRecord, HopWriter
+from rocketshim.worker.hop_writer import Action, Flight, HopBatch, HopGroup, HopRecord, HopWriter, hop_record
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import SPOILS_BATCH, Refusals
 from rocketshim.worker.router import Router
@@ -259,15 +259,13 @@ class UnsavedStates:
         timers = flight.assigned.timers
         if timers is not None and timers.unsaved:
             self._kept[flight.assigned] = {
-                out.key: (replace(flight.due, records=[command]), out.topic, (0, out.value, out.key, out.headers, 0))
-                for command, out in timers.unsaved
+                out.key: (_command(flight, command), out.topic, hop_record(0, out)) for command, out in timers.unsaved
             }
             timers.unsaved = []
         states = transaction.states.setdefault(flight.assigned, {})
         for group in groups:
             for hop in group.records:
-                command = replace(flight.due, records=flight.records([hop[0]]), appends_ms=[], seen_ns=[])
-                states[hop[2]] = command, group.topic, hop
+                states[hop[2]] = _command(flight, flight.due.records[hop[0]]), group.topic, hop
 
     def waiting(self, now_ns: int, transaction: Transaction | None = None) -> list[AssignedPartition]:
         """Return the partitions that may be saved now."""
@@ -305,6 +303,10 @@ class UnsavedStates:
         for assigned in committed:
             if assigned not in transaction.saved and (states := transaction.states.get(assigned)):
                 self._kept.setdefault(assigned, {}).update(states)
+
+
+def _command(flight: Flight, record: Any) -> Due[Any]:
+    return replace(flight.due, records=[record], appends_ms=[], seen_ns=[])
 
 
 class TransactionProducer:

@@ -30,7 +30,7 @@ from rocketshim.worker.targets import TargetHealth
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.wire import Header, coordinates
 
-__all__ = ["Action", "Flight", "HopBatch", "HopGroup", "HopRecord", "HopWriter", "merged"]
+__all__ = ["Action", "Flight", "HopBatch", "HopGroup", "HopRecord", "HopWriter", "hop_record", "merged"]
 
 _FULL_S: Final = 0.02  # how long to wait at a time while the producer's queue is full
 _LARGER_THAN_QUEUE: Final = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "larger than queue.buffering.max.kbytes")
@@ -53,6 +53,11 @@ class Action(Enum):
 
 HopRecord = tuple[int, bytes | None, bytes | None, list[Header], int]
 """Index of a record in its run; value, key and headers to write; when it was due, epoch ms. A tuple, for speed."""
+
+
+def hop_record(index: int, out: OutgoingRecord, due_ms: int = 0) -> HopRecord:
+    """Return what is written for the record at an index of a run."""
+    return index, out.value, out.key, out.headers, due_ms
 
 
 class HopGroup:
@@ -133,8 +138,7 @@ class Flight:
         """Write these states of earlier commands before those of the run."""
         self._earlier = [command for command, _ in states]
         for index, (_, out) in enumerate(states, -len(states)):
-            hop = index, out.value, out.key, out.headers, 0
-            self._later[Action.NEXT][index] = Action.STATE, out.topic, out.partition or 0, hop
+            self._later[Action.NEXT][index] = Action.STATE, out.topic, out.partition or 0, hop_record(index, out)
 
     def records(self, indexes: Sequence[int]) -> list[Any]:
         """Return the records at these indexes."""

@@ -23,7 +23,7 @@ from rocketshim.core.level_queue import Due
 from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
 from rocketshim.core.worker_notes import UNANSWERED
 from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.hop_writer import Action, HopGroup, HopRecord, merged
+from rocketshim.worker.hop_writer import Action, HopGroup, HopRecord, hop_record, merged
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
@@ -200,7 +200,7 @@ class TimerRouter(Router):
             return self._not_asked(told, told.re_append_reason or target.avoid_reason or f"unknown-topic:{out.topic}")
         target.turn += 1
         partition = -1 if target.partitions is None else target.turn % target.partitions
-        first = (told.index, out.value, out.key, out.headers, judged.due_ms)
+        first = hop_record(told.index, out, judged.due_ms)
         one_per_batch = told.now_ns < target.careful_until_ns
         return HopGroup(Action.DELIVER, out.topic, partition, target=target, one_per_batch=one_per_batch, first=first)
 
@@ -229,9 +229,7 @@ class TimerRouter(Router):
 
     def _state(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
         out = self._rules.state(told.record, judged, change, told.assigned.number, told.owned.era)
-        return HopGroup(
-            Action.STATE, out.topic, out.partition or 0, first=(told.index, out.value, out.key, out.headers, 0)
-        )
+        return _hop(told.index, out, 0, Action.STATE)
 
     def _queue_for(self, due_ms: int, told: "_Told") -> int:
         """Return the queue of the schedule topic for a message; each partition of the log has its lane."""
@@ -268,4 +266,4 @@ def _empty(index: int) -> HopRecord:
 
 
 def _hop(index: int, out: OutgoingRecord, due_ms: int, kind: Action = Action.REQUEUE) -> HopGroup:
-    return HopGroup(kind, out.topic, out.partition or 0, first=(index, out.value, out.key, out.headers, due_ms))
+    return HopGroup(kind, out.topic, out.partition or 0, first=hop_record(index, out, due_ms))
