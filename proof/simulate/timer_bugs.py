@@ -118,7 +118,7 @@ def state_is_written_first(original: Any) -> Any:
         if flight.assigned.timers is not None and not flight.is_later:
             producer = self._producers.of(one_per_batch=False, targets=self._targets)
             for group in self._router.route(flight.due, flight.assigned, now_ns, indexes):
-                for _, value, key, headers, _ in group.records if group.kind is Action.STATE else ():
+                for _, value, key, headers, _ in group.records if group.action is Action.STATE else ():
                     producer.produce(group.topic, value, key, group.partition, headers=headers)
         original(self, flight, indexes, now_ns, *values, **named)
 

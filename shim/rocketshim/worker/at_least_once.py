@@ -107,7 +107,7 @@ class InFlight:
         self._pace.sent(_cost(batch), batch.sent_ns)
         self.topics[topic] = self.topics.get(topic, 0) + 1
         self.add(batch.flight, len(batch.indexes))
-        if batch.group.kind is Action.DELIVER and not batch.is_refused:
+        if batch.group.action is Action.DELIVER and not batch.is_refused:
             self._deliveries.append(batch)
 
     def take_all(self) -> list[HopBatch]:
@@ -160,7 +160,7 @@ class InFlight:
             late = {
                 each.group.topic
                 for each in self.batches
-                if each.group.kind is Action.DELIVER and each.sent_ns <= late_ns
+                if each.group.action is Action.DELIVER and each.sent_ns <= late_ns
             }
         self.most_topics = min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
 
@@ -305,10 +305,10 @@ class AtLeastOnce:
         groups = self._router.route(flight.due, flight.assigned, now_ns, indexes, re_append_reason=re_append_reason)
         # kept first: with its last effect a run begins the next phase
         for group in [group for group in groups if not flight.keeps(group)]:
-            if group.kind is Action.SKIP:
+            if group.action is Action.SKIP:
                 self._counts.skipped += len(group.records)
                 self._finished(flight, len(group.records))
-            elif group.kind is Action.NOT_YET and group.target is not None:
+            elif group.action is Action.NOT_YET and group.target is not None:
                 self._unready.setdefault(group.target, []).append((flight, [hop[0] for hop in group.records]))
                 self._in_flight.add(flight, len(group.records))
             elif (
@@ -439,7 +439,7 @@ class AtLeastOnce:
                 continue
             if self._refusals.must_wait(batch, at, error, now_ns):
                 record = coordinates(batch.record(at))
-                self._alarm("worker.hop-not-stored", hop=batch.group.kind.value, error=error.name(), record=record)
+                self._alarm("worker.hop-not-stored", hop=batch.group.action.value, error=error.name(), record=record)
                 self._waiting.append((now_ns + _RESEND_NS, flight, batch.indexes[at]))
                 self._in_flight.add(flight, 1)
             else:

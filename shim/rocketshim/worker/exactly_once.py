@@ -218,13 +218,13 @@ class TransactionFailures:
         for batch, at, error in transaction.failures():
             group = batch.group
             if error.code() in PURGED:
-                if is_silent and group.kind is Action.DELIVER and group.target is not None:
+                if is_silent and group.action is Action.DELIVER and group.target is not None:
                     self._refusals.target_failed(group.target, now_ns, "no-answer")
             elif error.code() not in FENCED | _SPOILS:
-                if self._refusals.must_wait(batch, at, error, now_ns) and group.kind is not Action.DELIVER:
+                if self._refusals.must_wait(batch, at, error, now_ns) and group.action is not Action.DELIVER:
                     self._back_off(batch, at, error, now_ns)
                 is_refused = is_refused or (
-                    group.kind is Action.DELIVER and not batch.alone and error.code() in SPOILS_BATCH
+                    group.action is Action.DELIVER and not batch.alone and error.code() in SPOILS_BATCH
                 )
         return is_refused
 
@@ -233,7 +233,7 @@ class TransactionFailures:
         denied = self._denied({batch.group.topic for batch in transaction.batches})
         for batch in transaction.batches:
             group = batch.group
-            if group.topic in denied and group.kind is not Action.DELIVER:
+            if group.topic in denied and group.action is not Action.DELIVER:
                 self._back_off(batch, 0, cause, now_ns)
             elif group.topic in denied and group.target is not None:
                 self._refusals.target_failed(group.target, now_ns, cause.name())
@@ -496,7 +496,7 @@ class ExactlyOnce:
         for target in assigned.awaited:
             target.keep_missing(now_ns)
         groups = self._router.route(due, assigned, now_ns)
-        awaited = {group.target for group in groups if group.kind is Action.NOT_YET and group.target is not None}
+        awaited = {group.target for group in groups if group.action is Action.NOT_YET and group.target is not None}
         if awaited:
             assigned.awaited |= awaited
             assigned.queue.failed(due)
@@ -550,7 +550,7 @@ class ExactlyOnce:
             return
         while indexes := flight.begin_phase():
             groups = flight.later(indexes)
-            if groups[0].kind is Action.STATE:
+            if groups[0].action is Action.STATE:
                 self._unsaved.changed(transaction, flight, groups)
             elif self._write(producer, transaction, flight, groups, now_ns):
                 return
@@ -561,9 +561,9 @@ class ExactlyOnce:
         """Produce groups of a flight; return the indexes of the records that the producer refuses."""
         refused: list[int] = []
         for group in groups:
-            if group.kind is Action.NOT_YET:
+            if group.action is Action.NOT_YET:
                 transaction.must_abort = True  # the producer has to learn about the target's new partitions
-            elif group.kind is Action.SKIP:
+            elif group.action is Action.SKIP:
                 self._counts.skipped += len(group.records)
             elif not flight.keeps(group):
                 of = self._producer_of(flight, group) or producer
@@ -587,7 +587,7 @@ class ExactlyOnce:
     def _producer_of(self, flight: Flight, group: HopGroup) -> ProducerClient | None:
         """Return the producer of hops that may be stored twice, if this is one; None: it is part of the transaction."""
         is_of_log, is_to_queue = flight.assigned.timers is not None, group.topic == self._assignment.topic
-        if group.kind not in _WAITS or is_of_log is not is_to_queue:
+        if group.action not in _WAITS or is_of_log is not is_to_queue:
             return None
         if self._beside is None:
             self._beside = self._clients.make_producer(self._clients.producer_config(self._pace))

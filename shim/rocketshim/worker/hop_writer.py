@@ -67,11 +67,11 @@ class HopGroup:
     senders gave, epoch ms, by index, and the groups of a run may share them; other records get the brokers' time.
     """
 
-    __slots__ = ("kind", "one_per_batch", "partition", "reason", "records", "target", "timestamps", "topic")
+    __slots__ = ("action", "one_per_batch", "partition", "reason", "records", "target", "timestamps", "topic")
 
     def __init__(
         self,
-        kind: Action,
+        action: Action,
         topic: str = "",
         partition: int = -1,
         *,
@@ -81,7 +81,7 @@ class HopGroup:
         first: HopRecord | None = None,
         timestamps: Mapping[int, int] = _NONE,
     ) -> None:
-        self.kind = kind
+        self.action = action
         self.topic = topic
         self.partition = partition
         self.target = target
@@ -95,7 +95,7 @@ def merged(groups: list[HopGroup]) -> list[HopGroup]:
     """Put hops to the same partition together; those with a timestamp of their sender stay alone."""
     begun: dict[tuple[object, ...], HopGroup] = {}
     for group in groups:
-        same = group.kind, group.topic, group.partition, group.target, group.reason, group.one_per_batch
+        same = group.action, group.topic, group.partition, group.target, group.reason, group.one_per_batch
         first = begun.setdefault((*same, id(group)) if group.timestamps else same, group)
         if first is not group:
             first.records += group.records
@@ -128,10 +128,10 @@ class Flight:
 
     def keeps(self, group: HopGroup) -> bool:
         """Keep a group for its phase, if that has not begun; return whether it is kept."""
-        if self._begun or group.kind not in self._later:
+        if self._begun or group.action not in self._later:
             return False
         for hop in group.records:
-            self._later[group.kind][hop[0]] = group.kind, group.topic, group.partition, hop
+            self._later[group.action][hop[0]] = group.action, group.topic, group.partition, hop
         return True
 
     def add_states(self, states: Sequence[tuple[Any, OutgoingRecord]]) -> None:
@@ -149,11 +149,11 @@ class Flight:
 
     def begin_phase(self) -> list[int]:
         """Begin the next phase that has something to write; return the indexes, which are pending now."""
-        for kind in self._phases:
-            if hops := self._later[kind]:
+        for action in self._phases:
+            if hops := self._later[action]:
                 self._begun = hops
                 # of each name only its last state: one that is written again must not come behind a later one
-                last = {hop[2] if kind is Action.STATE else at: at for at, (*_, hop) in sorted(hops.items())}
+                last = {hop[2] if action is Action.STATE else at: at for at, (*_, hop) in sorted(hops.items())}
                 self.pending = len(last)
                 return sorted(last.values())
         return []
@@ -161,7 +161,7 @@ class Flight:
     def later(self, indexes: list[int]) -> list[HopGroup]:
         """Return what this phase writes for the commands at these indexes."""
         begun = (self._begun[index] for index in indexes)
-        return merged([HopGroup(kind, topic, partition, first=hop) for kind, topic, partition, hop in begun])
+        return merged([HopGroup(action, topic, partition, first=hop) for action, topic, partition, hop in begun])
 
 
 class HopBatch:
@@ -268,19 +268,19 @@ class HopWriter:
         group, flight, counts = batch.group, batch.flight, self._counts
         stored = [at for at in range(len(batch.indexes)) if at not in unstored]
         records = flight.records([batch.indexes[at] for at in stored])
-        if group.kind is Action.DELIVER:
+        if group.action is Action.DELIVER:
             counts.delivered += len(stored)
             clock_ms = flight.due.clock_ms(now_ns)
             counts.lateness.add_all([(clock_ms - batch.dues_ms[at]) / 1e3 for at in stored])
             if group.target is not None:
                 group.target.record_success()
-        elif group.kind in {Action.REQUEUE, Action.NEXT}:
+        elif group.action in {Action.REQUEUE, Action.NEXT}:
             counts.hopped += len(stored)
-        elif group.kind is Action.RE_APPEND:
+        elif group.action is Action.RE_APPEND:
             counts.re_appended += len(stored)
             for record in records:
                 self._alarm(re_append_event(group.reason), record=coordinates(record), error=group.reason)
-        elif group.kind is Action.PARK:
+        elif group.action is Action.PARK:
             for record in records:
                 counts.count_parked(group.reason)
                 self._alarm("worker.parked", reason=group.reason, record=coordinates(record))

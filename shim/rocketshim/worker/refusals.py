@@ -81,15 +81,15 @@ class Refusals:
             return True
         if error.code() in _NO_CAUSE:
             return False
-        record, kind, topic = batch.record(at), batch.group.kind, batch.group.topic
-        if kind is not Action.DELIVER:
+        record, action, topic = batch.record(at), batch.group.action, batch.group.topic
+        if action is not Action.DELIVER:
             if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
                 self.targets.producer_lacks(self.targets.target(topic, now_ns), now_ns)
-            if kind in {Action.NEXT, Action.STATE}:
+            if action in {Action.NEXT, Action.STATE}:
                 return True
-            if kind is not Action.PARK and error.code() == KafkaError.INVALID_RECORD:
+            if action is not Action.PARK and error.code() == KafkaError.INVALID_RECORD:
                 raise compacted(topic)
-            return self._must_own_hop_wait(record, kind, error)
+            return self._must_own_hop_wait(record, action, error)
         target = self.targets.target(topic, now_ns)
         given_ms = batch.group.timestamps.get(batch.indexes[at])
         if error.code() == KafkaError.INVALID_TIMESTAMP and batch.alone and given_ms is not None:
@@ -116,10 +116,10 @@ class Refusals:
         elif target.begin_careful(now_ns):
             self._alarm("worker.target-careful", topic=target.topic, error=error.name())
 
-    def _must_own_hop_wait(self, record: Any, kind: Action, error: KafkaError) -> bool:
+    def _must_own_hop_wait(self, record: Any, action: Action, error: KafkaError) -> bool:
         if error.code() not in REFUSED_RECORD:
             return True
-        if kind is not Action.PARK:
+        if action is not Action.PARK:
             self.park(record, f"hop-refused:{error.name()}")
         elif self.park_without_body(record):
             self._alarm("worker.parked-without-body", partition=record.partition(), offset=record.offset())

@@ -236,7 +236,7 @@ class Router:
                 chosen = (shape.to_retry if route.is_retry else shape.to_topic)(
                     shape.candidates(headers, hop_id, append_ms)
                 )
-                kind, to = Action.DELIVER, target
+                action, to = Action.DELIVER, target
                 if shape.timestamp >= 0:
                     each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms)
                     timestamps |= each.timestamps(target, clock_ms, now_ns)
@@ -244,7 +244,7 @@ class Router:
                 partition = qid if qid >= 0 else target.turn % count if key is None else murmur2(key, count)
             elif due_ms > clock_ms and due_ms - clock_ms <= self._max_delay_ms and route.refusal is None:
                 chosen = shape.to_queue(shape.candidates(headers, hop_id, append_ms, due_ms))
-                kind, to = Action.REQUEUE, self._queues
+                action, to = Action.REQUEUE, self._queues
                 partition = self._levels.queue_for(due_ms - clock_ms, number // self._levels.STRIDE)
             else:
                 each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms, shape.timer >= 0)
@@ -254,7 +254,7 @@ class Router:
             add = begun.get((to, partition))
             if add is None:
                 started = HopGroup(
-                    kind, to.topic, partition, target=None if kind is Action.REQUEUE else to, timestamps=timestamps
+                    action, to.topic, partition, target=None if action is Action.REQUEUE else to, timestamps=timestamps
                 )
                 groups.append(started)
                 add = begun[to, partition] = started.records.append
@@ -306,7 +306,7 @@ class Router:
         hop_id, append_ms = coordinates(record).encode(), record.timestamp()[1]
         each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, clock_ms - late_ms)
         group = self._route_closely(each, clock_ms, now_ns, re_append_reason)
-        if group.kind is Action.DELIVER and group.target is not None:
+        if group.action is Action.DELIVER and group.target is not None:
             group.target.turn += 1
         return group
 

@@ -95,7 +95,7 @@ class TimerRouter(Router):
             self._counts.count_timer(judged.envelope.timer_do or "", change)
         effect = self._refused(told, judged, change, reason) if reason else self._effect(told, judged, change)
         change = owned.changes[record.offset()]
-        if not change.is_change or effect.kind is Action.NOT_YET:
+        if not change.is_change or effect.action is Action.NOT_YET:
             return [effect]
         following = [self._scheduled(told, judged, change, Action.NEXT)] if change.sets_next else []
         return [*following, self._state(told, judged, change), effect]
@@ -208,12 +208,12 @@ class TimerRouter(Router):
         self._alarm("worker.check-not-stored", record=coordinates(told.record), reason=reason)
         return _nothing(told.index)
 
-    def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Action) -> HopGroup:
+    def _scheduled(self, told: "_Told", judged: Judged, change: Change, action: Action) -> HopGroup:
         partition = self._queue_for(change.due_ms, told)
         out = scheduled_timer(
             told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition, era=told.owned.era
         )
-        return _hop(told.index, out, change.due_ms, kind)
+        return _hop(told.index, out, change.due_ms, action)
 
     def _now(self, told: "_Told", message: Any, late_ms: int, occurrence: str) -> HopGroup:
         """Deliver a message; each occurrence of one that recurs is a message of its own."""
@@ -265,5 +265,5 @@ def _empty(index: int) -> HopRecord:
     return index, None, None, [], 0
 
 
-def _hop(index: int, out: OutgoingRecord, due_ms: int, kind: Action = Action.REQUEUE) -> HopGroup:
-    return HopGroup(kind, out.topic, out.partition or 0, first=hop_record(index, out, due_ms))
+def _hop(index: int, out: OutgoingRecord, due_ms: int, action: Action = Action.REQUEUE) -> HopGroup:
+    return HopGroup(action, out.topic, out.partition or 0, first=hop_record(index, out, due_ms))

@@ -67,7 +67,7 @@ class Record:
 class Expected(NamedTuple):
     """What the router has to decide about one record."""
 
-    kind: Action
+    action: Action
     topic: str = ""
     partition: int = -1
     headers: Headers | None = None
@@ -152,8 +152,8 @@ def park(record: Any, reason: str) -> Expected:
     return made(Action.PARK, parked(record, NAMES, reason), reason)
 
 
-def made(kind: Action, out: OutgoingRecord, reason: str, at_ms: int = 0) -> Expected:
-    return Expected(kind, out.topic, -1 if out.partition is None else out.partition, out.headers, reason, at_ms)
+def made(action: Action, out: OutgoingRecord, reason: str, at_ms: int = 0) -> Expected:
+    return Expected(action, out.topic, -1 if out.partition is None else out.partition, out.headers, reason, at_ms)
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -293,15 +293,15 @@ def test_every_record_takes_the_hop_that_the_rules_and_the_real_hops_say(
     for group in groups:
         for index, value, key, headers, at_ms in group.records:
             assert index not in routed
-            is_written = group.kind not in {Action.SKIP, Action.NOT_YET}
+            is_written = group.action not in {Action.SKIP, Action.NOT_YET}
             if is_written:
                 assert (value, key) == (records[index].value(), records[index].key())
-            due_at_ms = at_ms if group.kind in {Action.DELIVER, Action.REQUEUE} else 0
+            due_at_ms = at_ms if group.action in {Action.DELIVER, Action.REQUEUE} else 0
             found = Expected(
-                group.kind, group.topic, group.partition, headers, group.reason, due_at_ms, group.one_per_batch,
-                group.timestamps.get(index, 0) if group.kind is Action.DELIVER else 0,
+                group.action, group.topic, group.partition, headers, group.reason, due_at_ms, group.one_per_batch,
+                group.timestamps.get(index, 0) if group.action is Action.DELIVER else 0,
             )  # fmt: skip
-            routed[index] = found if is_written else Expected(group.kind)
+            routed[index] = found if is_written else Expected(group.action)
         assert [hop[0] for hop in group.records] == sorted(hop[0] for hop in group.records)
     assert [routed[index] for index in range(len(run))] == wanted
 
@@ -312,7 +312,7 @@ def test_records_with_the_same_hop_form_one_group() -> None:
     one: tuple[Headers, bytes | None, int, str | None] = (headers, b"k", APPEND_MS, None)
     run = [one, (later, b"k", APPEND_MS, None)] * 3
     groups, _, _ = route(run, 0, {"orders": "open", "rmq.timers": "open"})
-    assert [(group.kind, [hop[0] for hop in group.records]) for group in groups] == [
+    assert [(group.action, [hop[0] for hop in group.records]) for group in groups] == [
         (Action.DELIVER, [0, 2, 4]),
         (Action.REQUEUE, [1, 3, 5]),
     ]
