@@ -34,6 +34,7 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks import table
 from benchmarks.worker_timing import HAND, STAMPED, WARM_UP_S, percentiles
 from rocketshim_local import LocalCluster
+from rocketshim_local.startup_kit import FULL_COMPILER
 from rocketshim_topics import provision
 from rocketshim_topics.hops import delayed_record
 from rocketshim_topics.layout import Layout
@@ -44,7 +45,6 @@ from rocketshim_topics.names import TopicNames
 LEVELS = DelayLevels.parse("1s 2s 3s 10s")
 DELAY_MS = 1_000
 PARTITIONS = 2
-FULL_COMPILER = "-XX:TieredStopAtLevel=4"  # as in production: without it, the JVM of a local broker compiles less
 WARM_UP_ROUNDS, ROUNDS = 6, 3
 STEADY_WARM_UP_S = 60.0
 AT_ONCE = 100  # topics that are created or deleted by one request

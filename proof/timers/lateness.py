@@ -11,6 +11,7 @@ from proof.timers.judge import Arrived
 from proof.timers.stage import NAMES, TARGET, Stage, open_stage
 from rocketshim import Message, Producer
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_local.startup_kit import FULL_COMPILER
 from rocketshim_topics.durations import parse_duration_ms
 
 __all__ = ["Late", "Pace", "judge_lateness", "lateness"]
@@ -18,7 +19,6 @@ __all__ = ["Late", "Pace", "judge_lateness", "lateness"]
 _KINDS: Final = (b"named", b"plain")
 _MOST_MORE_MS: Final = 30
 _END_S: Final = 300.0
-_FULL_COMPILER: Final = "-XX:TieredStopAtLevel=4"  # as in production: a local broker starts sooner without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Late:
 
 def lateness(folder: Path, pace: Pace, report: Callable[[str], None]) -> Late:
     """Make a run on a broker of its own, and judge it."""
-    with open_stage(folder, exactly_once=pace.exactly_once, jvm_options=[_FULL_COMPILER]) as stage:
+    with open_stage(folder, exactly_once=pace.exactly_once, jvm_options=[FULL_COMPILER]) as stage:
         stage.start_worker()
         stage.wait_ready()
         sent = _send(stage.bootstrap, pace)

@@ -9,7 +9,7 @@ A class-data archive beside the jars makes a start faster (0.87 s instead of 1.5
 `rocketshim broker fetch` writes it. An archive belongs to one JVM build. A JVM that cannot use it starts without it.
 
 The JVM options are: serial garbage collector; only the first compiler tier (faster start, one core less busy; to
-measure throughput use `jvm_options=["-XX:TieredStopAtLevel=4"]`); and exit on out-of-memory, so that no broker stays
+measure throughput use `jvm_options=[FULL_COMPILER]`); and exit on out-of-memory, so that no broker stays
 half dead.
 """
 
@@ -22,8 +22,9 @@ from rocketshim_local.cache import FileSet
 from rocketshim_local.jars import KAFKA_COORDINATES, fetch_jars
 from rocketshim_local.java import JavaRuntime, ready_java
 
-__all__ = ["BOOTSTRAP_CHECKPOINT", "StartupKit", "startup_kit"]
+__all__ = ["BOOTSTRAP_CHECKPOINT", "FULL_COMPILER", "StartupKit", "startup_kit"]
 
+FULL_COMPILER = "-XX:TieredStopAtLevel=4"  # as in production
 BOOTSTRAP_CHECKPOINT = Path(__file__).with_name("bootstrap.checkpoint")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _FAST_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
