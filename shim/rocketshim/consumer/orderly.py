@@ -358,12 +358,14 @@ class OrderlyMode(Mode[OrderlyQueue]):
                 _LOG.error("consumer.commit-missing", extra=facts)
 
     def _report_progress(self, log: GroupLogThread) -> None:
-        """Report changed progress, so that renewals carry it to the next owner."""
-        for queue in self.queues:
+        """Report changed progress, so that renewals carry it to the next owner; also of runs that drain."""
+        reporting = [(queue, self._leases[queue.key]) for queue in self.queues]
+        reporting += [(run, self._draining[key]) for key, run in self._ended.items() if key in self._draining]
+        for queue, lease in reporting:
             progress = queue.progress(self._now_ms())
             if progress != queue.reported:
                 queue.reported = progress
-                log.progress(self._leases[queue.key], *progress)
+                log.progress(lease, *progress)
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -804,6 +804,29 @@ def test_an_owner_that_was_frozen_hands_out_and_commits_nothing_more(stage: Stag
     assert a.counts.starts >= 2
 
 
+@pytest.mark.parametrize("before_ms", [1_000, 7_000])
+def test_a_call_that_does_not_return_is_in_the_log_also_while_its_queue_is_given_away(
+    stage: Stage, before_ms: int
+) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    calls: list[tuple[int | None, int]] = []
+
+    def hang(message: Any) -> None:
+        if message.queue_offset == 1:
+            stage.wait(before_ms, work=False)
+            a.loop.reader._on_lost(a.consumers[0], [TopicPartition("orders", 0)])
+            before = len(entries(stage))
+            stage.wait(20_000, work=False)
+            calls.extend((each.call_offset, each.call_ms or 0) for each in entries(stage)[before:])
+
+    stage.answer = hang
+    stage.turn()
+    assert calls[-1][0] == 1
+    assert calls[-1][1] >= 15_000
+
+
 def test_a_listener_that_outlasts_its_lease_commits_nothing_and_is_waited_for(stage: Stage) -> None:
     stage.topic()
     stage.fill(2)
