@@ -36,7 +36,7 @@ VOIDED: Final = ("cancelled", "replaced", "dropped", "voided")
 """Fates of messages that are never delivered."""
 _SETS: Final = ("SET", "SET-IF-ABSENT")
 # Why a command is parked that does nothing. A command whose message is parked, since its hop was refused, counts.
-_REFUSED: Final = "^(forbidden-target|due-too-late|missing-header|malformed|bad-|timer-without-body|no-append-time)"
+_REFUSED: Final = "^(forbidden-target|missing-header|malformed|bad-|timer-without-body|no-append-time)"
 
 
 def fates(events: DataFrame) -> DataFrame:

@@ -50,7 +50,7 @@ class Names:
             out.headers = [*out.headers, ("TIMER_ASKS", asks.encode())]
         record = self.log.add(out, self.at)
         if parked:
-            self.log.add(hops.parked(record, NAMES, "due-too-late"), self.at)
+            self.log.add(hops.parked(record, NAMES, "forbidden-target:internal"), self.at)
             self.states[uid] = ("parked", None)
         else:
             self.decide(record, name, recurs=recurs)

@@ -52,7 +52,10 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import RETRY_PREFIX, TopicNames, group_of
 from rocketshim_topics.wire import REAL_TOPIC, Header, coordinates, decode, headers_shown, read_headers
 
-__all__ = ["Router", "queue_append_ms"]
+__all__ = ["TOO_LATE", "Router", "queue_append_ms"]
+
+TOO_LATE: Final = "due-too-late"
+"""Why a record is parked: its time is further away than `max_delay_ms`."""
 
 _LOOK_AGAIN_NS: Final = 1_000_000_000
 _RE_APPEND_MS: Final = (1_000, 5_000, 5_000, 10_000, 10_000, 30_000, 60_000)  # a record waits as long as its queue
@@ -272,7 +275,7 @@ class Router:
         """
         route = each.route
         if each.due_ms - clock_ms > self._max_delay_ms and not each.shape.recurs:
-            return self._park(each.index, each.record, "due-too-late")
+            return self._park(each.index, each.record, TOO_LATE)
         if each.due_ms > clock_ms and (each.is_named or each.shape.recurs):
             return self._wait_on(each, clock_ms)
         if each.is_named:

@@ -24,7 +24,7 @@ from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
 from rocketshim.core.worker_notes import UNANSWERED
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.hop_writer import Action, HopGroup, HopRecord, hop_record, merged
-from rocketshim.worker.router import Router
+from rocketshim.worker.router import TOO_LATE, Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
 from rocketshim_topics.hops import OutgoingRecord, check, forwarded, put_back, scheduled_timer
@@ -89,6 +89,9 @@ class TimerRouter(Router):
             if change is None:
                 return []
             owned.changes[record.offset()] = change
+            if change.effect is Effect.SCHEDULE and self._is_too_late(record, judged):
+                reason = reason or TOO_LATE
+                self.refusals.park(record, reason)
             owned.drop_half(judged.name, change.before)
             if change.effect is Effect.SCHEDULE and judged.envelope.timer_asks is not None:
                 owned.keep_half(judged.name, record)
@@ -143,6 +146,10 @@ class TimerRouter(Router):
             self.loader.fetch(owned, told.assigned.number, judged.name, offset=record.offset(), generation=generation)
             if len(owned.asked) >= _FETCHED_AHEAD:
                 return
+
+    def _is_too_late(self, record: Any, judged: Judged) -> bool:
+        delay_ms: int = judged.due_ms - record.timestamp()[1]
+        return judged.envelope.timer_repeat is None and delay_ms > self._max_delay_ms
 
     def _refused(self, told: "_Told", judged: Judged, change: Change, reason: str) -> HopGroup:
         """Park the message of a command whose hop was refused; if it cannot wait, its name is free again."""

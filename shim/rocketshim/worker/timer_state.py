@@ -149,17 +149,17 @@ class Judged:
 class TimerRules:
     """Which records of the log are commands. Any thread; no clock."""
 
-    def __init__(self, names: TopicNames, policy: AllowList, max_delay_ms: int) -> None:
+    def __init__(self, names: TopicNames, policy: AllowList) -> None:
         self.names = names
         self._policy = policy
-        self._max_delay_ms = max_delay_ms
 
     def judge(self, record: Any) -> Judged:
         """Return a record by the rules.
 
-        Decides: Which commands of named timers are refused? Malformed ones, and a SET that no worker would deliver or
-            whose delay is too long: they are parked. A CANCEL, NOW or FIRE for a name that nobody could set finds
-            nothing. Whether this worker may deliver the message is only asked when it fires (`worker.router`). A FIRE
+        Decides: Which commands of named timers are refused? Malformed ones, and a SET that no worker would deliver:
+            they are parked. A SET with a delay that is too long counts: its message is parked, and its name is free
+            (`worker.timer_router`). A CANCEL, NOW or FIRE for a name that nobody could set finds nothing. Whether
+            this worker may deliver the message is only asked when it fires (`worker.router`). A FIRE
             by another program waits again if it is too early, does nothing if its generation is not pending, and is
             delivered as it is otherwise: only the ACLs of the log prevent that.
         """
@@ -180,8 +180,6 @@ class TimerRules:
                 reason = "forbidden-target:retry-topic"
             elif reason == NOT_ALLOWED:
                 reason = ""
-            if not reason and envelope.timer_repeat is None and times.due_ms - append_ms > self._max_delay_ms:
-                reason = "due-too-late"
         return Judged(
             envelope,
             *times,

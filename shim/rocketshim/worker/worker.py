@@ -164,7 +164,7 @@ class DelayWorker:
         self._targets = TargetTable(self._alarm)
         refusals = Refusals(self._targets, self._alarm)
         policy = AllowList(names, settings.allow)
-        self._rules = rules = TimerRules(names, policy, settings.max_delay_ms)
+        self._rules = rules = TimerRules(names, policy)
         self._router = router = TimerRouter(
             names,
             settings.delay_levels,

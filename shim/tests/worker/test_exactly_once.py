@@ -308,6 +308,25 @@ def test_what_a_worker_found_unsaved_its_successor_knows(sim: Any, *, exactly_on
     assert sorted(values(sim)) == [b"1", b"2", b"3"]
 
 
+def test_a_command_counts_though_the_next_worker_allows_shorter_delays(sim: Any) -> None:
+    set_and_kill(sim)
+    sim.run(sim.worker(max_delay_ms=1_500), 30_000)
+    assert sorted(values(sim)) == [b"1", b"2", b"3"]
+
+
+def test_a_delay_that_was_too_long_leaves_a_free_name_though_the_next_worker_allows_longer_ones(sim: Any) -> None:
+    worker, (timer,) = sim.worker(max_delay_ms=1_500), of_partition(1)
+    sim.command(timer=timer, delay_ms=1_000, value=b"replaced")
+    sim.command(timer=timer, delay_ms=2_000, value=b"parked")
+    sim.until(worker, lambda: applied(sim, 1) == 2)
+    sim.kill(worker)
+    worker = sim.worker()
+    sim.command("SET-IF-ABSENT", timer=timer, delay_ms=1_000, value=b"new")
+    sim.run(worker, 30_000)
+    assert values(sim) == [b"new"]
+    assert sim.parked() == [("due-too-late", "rmq.timers/1/1")]
+
+
 def test_a_cancel_whose_state_is_not_saved_yet_survives_the_worker(sim: Any) -> None:
     set_and_kill(sim, "CANCEL")
     sim.run(sim.worker(), 30_000)
