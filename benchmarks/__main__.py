@@ -1,7 +1,8 @@
 """`make bench`: every benchmark in turn, or the ones that are named: `python -m benchmarks worker filters`."""
 
+import argparse
+import ast
 import importlib
-import pkgutil
 import sys
 from pathlib import Path
 
@@ -10,19 +11,36 @@ from benchmarks import table
 
 def main() -> None:
     """Run them."""
-    here = Path(__file__).parent
-    known = sorted(module.name for module in pkgutil.iter_modules([str(here)]) if module.name != "__main__")
-    chosen = sys.argv[1:] or known
-    unknown = sorted(set(chosen) - set(known))
-    if unknown:
-        sys.exit(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(known)}")
+    known = dict(_benchmarks())
+    lines = "".join(f"\n  {name:<16}{first}" for name, first in known.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"Run benchmarks, one after the other:\n{lines}",
+        epilog="For the options of one: python -m benchmarks.NAME --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="name", help="without any, all of them")
+    chosen = parser.parse_args().names or list(known)
+    if unknown := sorted(set(chosen) - known.keys()):
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(known)}")
     print(table.conditions(), flush=True)
     for name in chosen:
-        module = importlib.import_module(f"benchmarks.{name}")
-        if hasattr(module, "main"):  # what has none is shared by the others
-            print(f"== {name}", flush=True)
-            sys.argv = [name]  # a benchmark's own options are for `python -m benchmarks.NAME`
-            module.main()
+        print(f"== {name}", flush=True)
+        sys.argv = [name]  # a benchmark's own options are for `python -m benchmarks.NAME`
+        importlib.import_module(f"benchmarks.{name}").main()
+
+
+def _benchmarks() -> list[tuple[str, str]]:
+    """Return the name of each benchmark, and what it measures."""
+    found = []
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        module = ast.parse(path.read_text())
+        is_one = any(isinstance(each, ast.FunctionDef) and each.name == "main" for each in module.body)
+        if is_one and path.stem != "__main__":
+            found.append(
+                (path.stem, (ast.get_docstring(module) or "").partition("\n")[0].partition(" `")[0].rstrip(":."))
+            )
+    return found
 
 
 if __name__ == "__main__":
