@@ -44,6 +44,7 @@ class FoundTimer:
     """What the log says of one name."""
 
     words: ClassVar[dict[Command, str]] = {}  # other names of commands
+    also_shown: ClassVar[tuple[str, ...]] = ()  # fields that the outcome does not name
 
     def __init__(self, topic: str, name: str, history: TimerHistory) -> None:
         self.topic = topic
@@ -110,8 +111,12 @@ class FoundTimer:
     def cells(self, event: TimerEvent) -> list[str]:
         """A row of the table."""
         at = f"{self.partition}/{event.offset}"
-        word = self.words.get(event.command, event.command.value)
-        return [at, time_text(event.stored_ms)[:-4], event.msg_id, word, self.effect(event)]
+        word = self.word(event.command)
+        return [at, time_text(event.stored_ms)[:-4], event.msg_id, word, event.by, self.effect(event)]
+
+    def word(self, command: Command) -> str:
+        """Return the name of a command."""
+        return self.words.get(command, command.value)
 
     def facts(self) -> dict[str, Any]:
         """The same for programs: the fields of `TimerOutcome`, and what else the log shows."""

@@ -18,7 +18,7 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Connection, DryRun, Json, selection
-from rocketshim.cli.records import counting, echo_safe, require_topic, show_rows
+from rocketshim.cli.records import counting, echo_safe, label_of, require_topic, show_rows
 from rocketshim.cli.table import show_table
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerFate
@@ -136,7 +136,11 @@ def show_history(at: Connection, topic: str, name: str, *, as_json: bool, kind: 
         typer.echo(json.dumps(found.facts(), indent=1))
     else:
         echo_safe(f"{name}: {found.outcome}")
-        columns = ("partition/offset", "stored (UTC)", "id", "command", "effect")
+        facts = found.facts()
+        for field in found.also_shown:
+            if facts[field] is not None:
+                echo_safe(f"{label_of(field)}: {facts[field]}")
+        columns = ("partition/offset", "stored (UTC)", "id", "command", "by", "effect")
         if events := found.history.events:
             show_table(columns, map(found.cells, events), wraps=True)
     if found.history.fate()[0] is TimerFate.UNKNOWN:

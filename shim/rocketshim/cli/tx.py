@@ -117,6 +117,7 @@ class _FoundTransaction(FoundTimer):
         Command.CANCEL: "ROLLBACK",
         Command.FIRE: "CHECK",
     }
+    also_shown: ClassVar[tuple[str, ...]] = ("producer_group",)
 
     def check_kind(self) -> None:
         if not self.is_half and self.history.last is not None:
@@ -164,7 +165,7 @@ class _FoundTransaction(FoundTimer):
         facts = super().facts()
         stored = self.history.stored
         groups = [each.asks for each in self.history.events if each.asks] + ([stored.asks] if stored else [])
-        history = [each | {"command": self.words.get(Command(each["command"]), "")} for each in facts["history"]]
+        others = {name: value for name, value in facts.items() if name not in {"timer", "fate", "due_ms"}}
         return {
             "target": self.topic,
             "id": self.name,
@@ -172,9 +173,6 @@ class _FoundTransaction(FoundTimer):
             "producer_group": next(iter(groups), None),
             "asked": self.asked,
             "next_check_ms": self.due_ms if facts["fate"] == TimerFate.PENDING else None,
-            "decided_ms": facts["decided_ms"],
-            "is_certain": facts["is_certain"],
-            "log_begins_ms": facts["log_begins_ms"],
-            "partition": self.partition,
-            "history": history,
+            **others,
+            "history": [each | {"command": self.word(Command(each["command"]))} for each in facts["history"]],
         }

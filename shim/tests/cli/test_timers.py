@@ -11,10 +11,11 @@ from confluent_kafka import TopicPartition
 
 from rocketshim import Producer
 from rocketshim.cli import main
+from rocketshim.cli.records import label_of
 from rocketshim.clock import SystemClock
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, Envelope, Layout, OutgoingRecord, TopicNames, decode
-from rocketshim_topics.hops import fire, scheduled_timer, timer_state
+from rocketshim_topics.hops import fire, scheduled_timer, timer_command, timer_state
 from rocketshim_topics.partitioner import timer_partition
 
 NAMES = TopicNames()
@@ -123,6 +124,14 @@ def test_the_list_ends_at_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, len(out.splitlines()), err) == (0, 1, "the first 1; --limit shows more\n")
 
 
+@pytest.mark.usefixtures("pending")
+def test_each_heading_of_the_list_is_a_field(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = {label_of(name) for name in facts(capsys, "ls")[0]}
+    _, out, _ = run(capsys, "ls")
+    headings = {each.removesuffix(" (UTC)") for each in re.split("  +", out.splitlines()[0])}
+    assert headings - labels == {"due in"}
+
+
 @pytest.mark.usefixtures("kafka")
 def test_no_name_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "ls") == (0, "none\n", "")
@@ -181,6 +190,17 @@ def test_a_message_that_is_late_asks_for_the_worker(kafka: InMemoryKafka, capsys
     send(kafka, delay=None, deliver_at=SystemClock().wall_ms() - 90_000)
     _, out, _ = run(capsys, "show", "orders", "o-7")
     assert " s ago); is a worker running, or was it parked?" in out
+
+
+def test_show_names_who_gave_a_command(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    send(kafka)
+    put(kafka, timer_command(NAMES, "orders", "o-7", "CANCEL", uniq_key="c1", born_ms=1, by="ada"))
+    (found,) = facts(capsys, "show", "orders", "o-7")
+    assert found["history"][1]["by"] == "ada"
+    _, out, _ = run(capsys, "show", "orders", "o-7")
+    _, head, _, cancel = out.splitlines()
+    assert head.split()[-2:] == ["by", "effect"]
+    assert "CANCEL   ada  in time: " in cancel
 
 
 def test_each_command_is_shown_with_what_it_did(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rocketshim import Producer
 from rocketshim.cli import main
+from rocketshim.cli.records import label_of
 from rocketshim.clock import SystemClock
 from rocketshim.testing import InMemoryKafka
 from rocketshim.transactions import LocalTransactionState, Transaction, TransactionMQProducer
@@ -202,3 +203,27 @@ def test_a_message_in_a_transaction_is_no_named_timer(kafka: InMemoryKafka, caps
         code, _, err = run(capsys, "timers", words[0], "orders", made.msg_id, *words[1:])
         assert (code, "is the id of a message in a transaction: see `rocketshim tx`" in err) == (1, True)
     assert len(kafka.records(NAMES.timers, timer_partition("orders", made.msg_id))) == 1
+
+
+def test_show_prints_the_producer_group_and_has_each_field_of_the_list(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = begin(kafka)
+    fires(kafka, made.msg_id)
+    facts = shown(capsys, made.msg_id)
+    _, out, _ = run(capsys, "tx", "show", "orders", made.msg_id)
+    assert out.splitlines()[1] == "producer group: shop"
+    stores(kafka, made.msg_id, "shop", 1, at=1, due_ms=facts["next_check_ms"])
+    _, out, _ = run(capsys, "tx", "ls", "--json")
+    assert json.loads(out).items() <= facts.items()
+    _, out, _ = run(capsys, "tx", "show", "orders", "tx-9")
+    assert len(out.splitlines()) == 1, "of an unknown transaction there is no group"
+
+
+def test_each_heading_of_the_list_is_a_field(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    stores(kafka, "tx-1", "shop", 3)
+    _, out, _ = run(capsys, "tx", "ls", "--json")
+    labels = {label_of(name) for name in json.loads(out)}
+    _, out, _ = run(capsys, "tx", "ls")
+    headings = [each.removesuffix(" (UTC)") for each in re.split("  +", out.splitlines()[0])]
+    assert (headings[-1], set(headings[:-1]) - labels) == ("in", set())
