@@ -170,7 +170,7 @@ def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json:
     if not counts:
         return
     show_table(
-        ("count", "messages", "cause id", "cause", "text", "first (UTC)", "last (UTC)", "the last one"),
+        ("count", "messages", "cause id", "cause", "text", "first (UTC)", "last (UTC)", "sample"),
         (
             (
                 str(each.count),

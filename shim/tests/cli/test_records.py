@@ -1,6 +1,7 @@
 """Listings: filters, untrusted text, limits and progress."""
 
 import json
+import re
 import time
 from dataclasses import replace
 from io import StringIO
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import Message as Record
 from rich.console import Console
 
+from rocketshim.admin.cause_counts import CauseCount
 from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
@@ -21,7 +23,7 @@ from rocketshim.cli import group, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.group import _lag_findings, _lag_rows
 from rocketshim.cli.kinds import DEAD, DELAYED, PARKED, RETRY, TOPIC, Kind, Records
-from rocketshim.cli.records import CELLS, counting, echo_safe, label_of, show_one, show_rows
+from rocketshim.cli.records import CELLS, counting, echo_safe, label_of, show_causes, show_one, show_rows
 from rocketshim.cli.table import show_table
 from rocketshim.cli.trace import _show
 from rocketshim.cli.tx import _FoundTransaction
@@ -397,38 +399,60 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, i
 
 def test_a_field_has_one_name_in_json_in_lists_and_in_each_show(capsys: pytest.CaptureFixture[str]) -> None:
     types = {name: str(of) for name, of in Envelope.__annotations__.items() if name != "user"}
-    envelope = Envelope(**{name: 1 if "int" in of else "x" for name, of in types.items()})  # type: ignore[arg-type]
-    full = replace(
-        _letter(7),
-        envelope=envelope,
-        key=b"k",
-        value=b"v",
-        state="dead",
-        plan="p",
-        dialect="d",
-        due_ms=1,
-        malformed="m",
-    )
+    values = {name: number if "int" in of else f"x{number}" for number, (name, of) in enumerate(types.items(), 2)}
+    envelope = Envelope(**values)  # type: ignore[arg-type]
+    parts = {"key": b"k", "value": b"vvv" * 99, "state": "dead", "plan": "p", "dialect": "d", "due_ms": 77_000}
+    full = replace(_letter(7), envelope=envelope, malformed="m", **parts)  # type: ignore[arg-type]
     show_one(full, as_json=True)
     fields = json.loads(capsys.readouterr().out)
     assert None not in fields.values()
-    show_one(full, as_json=False)
-    printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    values_shown = [json.dumps(value) for value in fields.values()]
+    assert len(set(values_shown)) == len(values_shown), "no field has the value of another one"
+    printed = _printed(full, capsys)
     in_another_way = ("topic", "partition", "offset", "headers", "size_bytes")
-    assert printed == [label_of(name) for name in fields if name not in in_another_way]
-    headings = {heading.removesuffix(" (UTC)") for heading in CELLS} - {"partition/offset", "bytes", "trouble"}
-    assert headings <= set(printed)
+    assert list(printed) == [label_of(name) for name in fields if name not in in_another_way]
 
+    composed = {"partition/offset", "bytes", "trouble"}
+    alone = replace(full, malformed=None, envelope=replace(envelope, park_reason=None))  # `cause` has these if it is so
+    shown = {"park reason": printed["park reason"], **_printed(alone, capsys)}
+    for heading in CELLS.keys() - composed:
+        cell = CELLS[heading](full if heading == "park reason" else alone)
+        assert cell, heading
+        assert shown[heading.removesuffix(" (UTC)")].startswith(cell), heading
+
+
+def _printed(entry: RecordView, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    show_one(entry, as_json=False)
+    lines = [line.partition("  ") for line in capsys.readouterr().out.splitlines()]
+    return {label: value.strip() for label, _, value in lines}
+
+
+def test_a_cause_has_one_name_for_each_field_in_json_and_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    count = CauseCount("Timeout", "no answer", 3, {"m1", "m2"}, 86_400_000, 172_800_000, "t/0/8")
+    show_causes([count], "t", "dead letter", as_json=True)
+    (fields,) = json.loads(capsys.readouterr().out)
+    show_causes([count], "t", "dead letter", as_json=False)
+    _, head, row = (re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines())
+    cells = {heading.removesuffix(" (UTC)"): cell for heading, cell in zip(head, row, strict=True)}
+    assert cells.keys() == {label_of(name) for name in fields}
+    assert cells == {
+        label_of(name): time_text(value)[:-4] if name.endswith("_ms") else str(value).removeprefix("t/")
+        for name, value in fields.items()
+    }
+
+
+def test_what_became_of_a_name_has_the_names_of_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    show_one(_letter(7), as_json=True)
+    fields = json.loads(capsys.readouterr().out)
     event = TimerEvent(0, 1, Command.SET, Effect.SCHEDULE, None, 0, due_ms=1, msg_id="m1", asks="shop")
     history = TimerHistory((event,), is_certain=True)
-    for kind, shared in (
-        (FoundTimer, {"target", "timer", "due_ms", "partition"}),
-        (_FoundTransaction, {"target", "id"}),
-    ):
-        found = kind("orders", "o-7", history).facts()
+    timer, transaction = (kind("orders", "o-7", history).facts() for kind in (FoundTimer, _FoundTransaction))
+    for shared, found in (({"target", "timer", "due_ms", "partition"}, timer), ({"target", "id"}, transaction)):
         assert shared <= fields.keys() & found.keys()
         assert not {"topic", "name"} & found.keys(), "the topic of the record in the log is another one"
         assert {"offset", "stored_ms", "due_ms", "id"} == fields.keys() & found["history"][0].keys()
+    assert timer.keys() - transaction.keys() == {"timer", "due_ms"}
+    assert transaction.keys() - timer.keys() == {"id", "producer_group", "asked", "next_check_ms"}
 
 
 def test_missing_parts_of_a_record_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
