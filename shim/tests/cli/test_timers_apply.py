@@ -139,7 +139,8 @@ def test_what_the_file_does_not_have_stays_unless_it_is_to_be_removed(harness: H
     assert steps["old"]["next_ms"] is None
     assert shell.actions("--remove-others") == {"daily": "unchanged", "all": "unchanged"}
     harness.pass_time("61m")
-    assert [record.value() for record in harness.kafka.records("reports")] == [b"x"], "the one that does not recur"
+    values = [record.value() for record in harness.kafka.records("reports")]
+    assert [each for each in values if each != b"daily"] == [b"x"], "the one that does not recur"
     assert len(harness.kafka.records("orders")) == 1
     shell.write('topics = ["orders"]\n' + FILE)
     assert shell.actions("--dry-run")["other topic"] == "not in the file"
