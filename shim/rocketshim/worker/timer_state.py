@@ -3,8 +3,8 @@
 The state is loaded when a partition is assigned, in a thread of its own (`TimerLoader`); until then no command leaves
 the queue. First come the entries of the compacted topic. Then the commands between the newest of them and the position
 are read again and applied without effects (`core.named_timers` says why). So whether a record is a command, and
-may be one (`TimerRules`), depends on the record and the namespace, never on other settings or on a clock: whoever reads
-it again has the same result.
+may be one (`TimerRules`), depends on the record and the namespace, never on other settings or on a clock: a second
+reading has the same result.
 """
 
 import queue
