@@ -25,7 +25,7 @@ def test_lines_are_sent_and_listed_without_a_group(
         [sys.executable, "-m", "rocketshim", "send", name, "--lines", *words, *at],
         input=lines, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "2500 messages stored\n")
+    assert (done.returncode, done.stdout) == (0, "2,500 messages stored\n")
     assert main(["send", name, "paid", "--tag", "paid", "--property", "price=11", "--timeout", "60", *at]) == 0
     capsys.readouterr()
 
@@ -57,7 +57,7 @@ def test_a_line_that_is_too_large_stops_the_command(broker: Broker, topic: Topic
     )  # fmt: skip
     assert done.returncode == 1
     assert "error: line 2 was not sent" in done.stderr
-    assert "2 messages were stored, of which lines 3 come after it" in done.stderr, "line 3 was on its way"
+    assert "2 messages stored, of which lines 3 come after it" in done.stderr, "line 3 was on its way"
     reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "unused"})
     try:
         assert reader.get_watermark_offsets(TopicPartition(name, 0), timeout=60) == (0, 2)

@@ -12,7 +12,7 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.findings import counts, show_findings
 from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, seconds
-from rocketshim.core.user_values import one_line
+from rocketshim.core.user_values import count_text, one_line
 from rocketshim.observe.finding import has_problem
 
 app = typer.Typer()
@@ -86,8 +86,8 @@ def doctor(
             does = "not measured" if each.works is None else "works" if each.works else "does not work"
             typer.echo(one_line(f"{each.name}: {does}, {each.seen} (needed by: {each.needed_by})"))
         show_findings(found)
-        brokers = len(facts.brokers)
-        looked = f"{len(facts.topics)} topics, {len(facts.standings)} groups, {brokers} broker{'s' * (brokers != 1)}"
+        seen = {"topic": facts.topics, "group": facts.standings, "broker": facts.brokers}
+        looked = ", ".join(count_text(len(each), noun) for noun, each in seen.items())
         typer.echo(f"{len(CHECKS)} checks on {looked}: {counts(found)}")
     if has_problem(found):
         raise typer.Exit(FINDING)

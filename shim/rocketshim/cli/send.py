@@ -12,6 +12,7 @@ import typer
 from rocketshim.admin.times import time_ms
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.options import ConnectedWithLevels, Connection, Json, seconds
+from rocketshim.core.user_values import count_text
 from rocketshim.errors import ConfigError, RocketshimError, SendError, SendTimeoutError
 
 if TYPE_CHECKING:
@@ -64,18 +65,20 @@ class LineSender:
                 if self._failure is not None:
                     break
         except KeyboardInterrupt:
-            typer.echo(f"interrupted: {self._stored} messages were stored, {len(self._waiting)} more may be", err=True)
+            typer.echo(f"interrupted: {self._stored_text} stored, {len(self._waiting)} more may be", err=True)
             raise
         while self._waiting:
             self._settle()
         if self._failure is not None:
             number, cause = self._failure
             later = f", of which lines {_listed(self._later)} come after it" if self._later else ""
-            raise SendError(
-                f"line {number} was not sent: {cause}. {self._stored} messages were stored{later}"
-            ) from cause
+            raise SendError(f"line {number} was not sent: {cause}. {self._stored_text} stored{later}") from cause
         if not self._as_json:
-            typer.echo(f"{self._stored} messages stored")
+            typer.echo(f"{self._stored_text} stored")
+
+    @property
+    def _stored_text(self) -> str:
+        return count_text(self._stored, "message")
 
     def _send(self, number: int, text: bytes) -> None:
         try:

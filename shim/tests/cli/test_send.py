@@ -34,6 +34,8 @@ def test_each_line_is_a_message_in_its_order(kafka: InMemoryKafka, capsys: pytes
     sent(kafka, b"one\r\n\ntwo\n  three ")
     assert bodies(kafka) == [b"one", b"two", b"  three "]
     assert capsys.readouterr().out == "3 messages stored\n"
+    sent(kafka, b"four")
+    assert capsys.readouterr().out == "1 message stored\n"
 
 
 def test_each_stored_line_is_one_line_of_json(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +46,7 @@ def test_each_stored_line_is_one_line_of_json(kafka: InMemoryKafka, capsys: pyte
 
 
 def test_a_refused_line_stops_the_command_and_the_error_counts_what_was_stored(kafka: InMemoryKafka) -> None:
-    with pytest.raises(SendError, match=r"line 3 was not sent: .*2 messages were stored"):
+    with pytest.raises(SendError, match=r"line 3 was not sent: .*2 messages stored"):
         sent(kafka, b"one\ntwo\n" + b"x" * 5_000_000 + b"\nfour\n")
     assert bodies(kafka) == [b"one", b"two"]
 

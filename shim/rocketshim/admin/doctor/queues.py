@@ -186,8 +186,9 @@ def transactions(facts: Facts) -> Iterator[Finding]:
                 "topic-missing",
                 Severity.ERROR,
                 checks,
-                f"{waiting} messages of the producers {group} wait for the outcome of their transaction, and the topic "
-                "for checks does not exist, or the principal may not see it",
+                f"{count_text(waiting, 'message')} of the producers {group} {'waits' if waiting == 1 else 'wait'} for "
+                "the outcome of a transaction, and the topic for checks does not exist, or the principal may not see "
+                "it",
                 "nobody is asked; after 15 checks the messages are parked",
                 facts.init(f"--producer-group={group}"),
             )
@@ -196,7 +197,8 @@ def transactions(facts: Facts) -> Iterator[Finding]:
                 "transactions-unanswered",
                 Severity.WARNING,
                 group,
-                f"the producers were asked three times or more about {often} messages, and have not told the outcome",
+                f"the producers were asked three times or more about {count_text(often, 'message')}, and have not told "
+                "the outcome",
                 "the messages are not delivered; after 15 checks they are parked",
                 "start a producer of the group, or look at the log of one (producer.transaction-unknown): "
                 + facts.command("tx", "ls", "--producer-group", group),
@@ -254,7 +256,8 @@ def lost_marks(facts: Facts) -> Iterator[Finding]:
             "marks-lost",
             Severity.WARNING,
             topic,
-            f"{facts.names.redrive_log} has lost its first records, and {count} records here may have had a mark there",
+            f"{facts.names.redrive_log} has lost its first records, and {count_text(count, 'record')} here may have "
+            "had a mark there",
             "whether they were sent again is not known: plans hold them back, and older plans are refused",
             "; ".join(ways_out),
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts, TopicFacts
+from rocketshim.core.user_values import count_text
 from rocketshim.observe.finding import Finding, Severity
 from rocketshim_topics.layout import Difference, Layout, TopicSpec, TopicState, compare, is_compacted
 from rocketshim_topics.levels import DelayLevels
@@ -115,7 +116,7 @@ def partition_counts(facts: Facts) -> Iterator[Finding]:
             "partition-count",
             Severity.ERROR,
             names.schedule,
-            f"{count} partitions, which is not a multiple of {stride} (one lane)",
+            f"{count_text(count, 'partition')}, which is not a multiple of {stride} (one lane)",
             "each level has a fixed partition: some levels have none, and sends to them fail",
             facts.init("--lanes", str(lanes)),
         )
@@ -127,7 +128,7 @@ def partition_counts(facts: Facts) -> Iterator[Finding]:
                 "partition-count",
                 Severity.ERROR if is_less else Severity.NOTE,
                 name,
-                f"{len(topic.partitions)} partitions; names use the first {TIMER_PARTITIONS}",
+                f"{count_text(len(topic.partitions), 'partition')}; names use the first {TIMER_PARTITIONS}",
                 "sends to the names of the missing ones fail"
                 if is_less
                 else "the worker forwards the commands of programs that write to the others",

@@ -232,6 +232,9 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+ONE_OF_MANY = re.compile(r"(?<![\w.,/-])1 (?!ms )[a-z]+s\b")
+
+
 @pytest.mark.parametrize(("check", "subject", "severity", "broken"), BROKEN)
 def test_one_fault_is_one_finding(check: str, subject: str, severity: Severity, broken: dict[str, Any]) -> None:
     finding = only(sound(**broken))
@@ -239,6 +242,7 @@ def test_one_fault_is_one_finding(check: str, subject: str, severity: Severity, 
     assert finding.what
     assert finding.cost
     assert finding.fix
+    assert not ONE_OF_MANY.search(f"{finding.what} {finding.cost}"), "one thing is not plural"
 
 
 def test_a_retention_shorter_than_the_longest_level_is_an_error_in_two_ways() -> None:
