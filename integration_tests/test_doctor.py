@@ -408,7 +408,7 @@ def test_a_worker_that_does_not_read_the_commands_of_timers_is_late(
     write(broker.bootstrap, names.timers, partition=2, timestamp=ages_ago_ms, headers={"REAL_TOPIC": b"orders"})
     _, found = doctor(broker.bootstrap, "--namespace", namespace)
     [missing] = [each for each in found if each["check"] == "worker-missing"]
-    assert "1 offset wait" in missing["what"]
+    assert "1 offset waits" in missing["what"]
     wrong = {each["check"] for each in found if each["subject"] in {names.timers, names.timer_state}}
     assert {"partition-count", "timestamp-type", "retention", "compaction"} <= wrong
     with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": names.worker_group})) as stuck:

@@ -54,7 +54,7 @@ def _worker(at: Installation, look: Snapshot) -> Iterator[Finding]:
             "worker-missing",
             Severity.ERROR if waiting else Severity.NOTE,
             group,
-            f"no worker is running, and {count_text(waiting, 'offset')} wait"
+            f"no worker is running, and {count_text(waiting, 'offset')} {'waits' if waiting == 1 else 'wait'}"
             if waiting
             else "no worker is running; nothing waits",
             f"delayed and retried messages are not delivered ({oldest})" if waiting else "retries and delays will wait",

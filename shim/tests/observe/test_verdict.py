@@ -62,6 +62,7 @@ GROWING = Earlier(NOW_MS - 10_000, {"pay": 3})
 BROKEN: list[tuple[str, Severity, str, dict[str, Any]]] = [
     ("worker-missing", Severity.ERROR, "5 offsets wait", {"worker": NOBODY}),
     ("worker-missing", Severity.ERROR, "5 offsets", {"worker": NOBODY, "queues": (queue(5, 60_000),)}),
+    ("worker-missing", Severity.ERROR, "1 offset waits", {"worker": NOBODY, "queues": (queue(1, 60_000),)}),
     ("worker-missing", Severity.NOTE, "nothing waits", {"worker": NOBODY, "queues": (queue(5),)}),  # only probes
     ("worker-missing", Severity.ERROR, "2 offsets wait",
      {"worker": NOBODY, "queues": (), "timers": (queue(2, 0, "rmq.timers"),)}),
