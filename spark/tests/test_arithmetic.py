@@ -9,13 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim.admin.redrive import redriven_parked
-from rocketshim_spark import events
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import Message, decode, hops
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, Stored, World, frame, ms
+from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, Stored, World, events_of, frame, ms
 
 HOUR_MS = 3_600_000
 
@@ -75,7 +74,7 @@ def test_a_parked_message_that_was_sent_again_is_not_parked_and_not_late(
     a_day_later = START_MS + 86_400_000
     second = log.add(again, a_day_later)
     delivered = log.add(hops.delivered(second, decode(second.headers(), trusted=True), NAMES), a_day_later + 20)
-    event_frame = events.transform(frame(spark, log.stored))
+    event_frame = events_of(spark, log.stored)
     found = delays.outcomes(event_frame, delays.DelayParams(now=ms(a_day_later + 1_000))).orderBy("stored_at").collect()
     assert [(row.outcome, row.redriven, row.late_ms, row.early) for row in found] == [
         ("hopped", False, None, False),
@@ -97,7 +96,7 @@ def test_a_delivery_is_early_only_beyond_the_skew(spark: SparkSession) -> None:
         waited = log.add(out, START_MS)
         places.append(waited)
         log.add(hops.delivered(waited, decode(waited.headers(), trusted=True), NAMES), START_MS + 1_000 + late)
-    event_frame = events.transform(frame(spark, log.stored))
+    event_frame = events_of(spark, log.stored)
     params = delays.DelayParams(now=ms(NOW_MS), skew_ms=4)
     assert [row.early for row in delays.outcomes(event_frame, params).orderBy("late_ms").collect()] == [
         True,
@@ -165,7 +164,7 @@ def test_failures_are_counted_by_attempt_and_replay_in_the_hour_of_the_failure(
     world = World(random.Random(5))  # noqa: S311 nothing secret
     world.history("a", ["redriven-dead", "redriven", "dead"])
     world.commit()
-    event_frame = events.transform(frame(spark, world.log.stored)).cache()
+    event_frame = events_of(spark, world.log.stored)
     found = failures.transform(event_frame).collect()
     assert sum(row.failures for row in found) == world.truth.failures.total()
     assert sum(row.dead for row in found) == world.truth.letters.total() == 4
@@ -183,7 +182,6 @@ def test_failures_are_counted_by_attempt_and_replay_in_the_hour_of_the_failure(
     assert any(row.is_new for row in failures.transform(event_frame, failures.FailureParams(new_since=first)).collect())
     new = failures.transform(event_frame, failures.FailureParams(new_since=first)).filter("dead = 0")
     assert new.isEmpty() or not failures.report(new).fine
-    event_frame.unpersist()
 
 
 def test_redriven_dead_letters_are_not_open_unless_they_became_dead_again(spark: SparkSession) -> None:
@@ -193,7 +191,7 @@ def test_redriven_dead_letters_are_not_open_unless_they_became_dead_again(spark:
     world.commit()
     stored = world.log.stored
     stored += [world.log.repeat(each) for each in list(stored) if each.topic() == NAMES.dead_letter("pay-a")][:1]
-    letters = dlq_trend.letters(events.transform(frame(spark, stored))).cache()
+    letters = dlq_trend.letters(events_of(spark, stored)).cache()
     assert letters.count() == world.truth.letters.total() == 6
     params = dlq_trend.TrendParams(now=ms(NOW_MS))
     left = {row.grp: row for row in dlq_trend.open_letters(letters, params).collect()}
@@ -222,11 +220,10 @@ def test_a_message_that_dies_again_after_a_redrive_to_its_source_topic_is_open_a
     message = Message("orders", b"", key="k")
     dead = die(log.add(hops.source_record(message, NAMES, uniq_key="m", born_ms=START_MS), START_MS))
     die(log.add(hops.redriven(dead, NAMES, replay_id="p.0.0", to_source=True), dead.at_ms + 1_000))
-    event_frame = events.transform(frame(spark, log.stored)).cache()
+    event_frame = events_of(spark, log.stored)
     (left,) = dlq_trend.open_letters(dlq_trend.letters(event_frame), dlq_trend.TrendParams(now=ms(NOW_MS))).collect()
     assert left.depth == 1
     assert failures.report(failures.transform(event_frame)).verdict.startswith("2 failures of 1 causes: 2 ended dead")
-    event_frame.unpersist()
 
 
 def test_a_group_without_a_position_on_the_topic_misses_no_first_delivery(spark: SparkSession) -> None:
@@ -234,7 +231,7 @@ def test_a_group_without_a_position_on_the_topic_misses_no_first_delivery(spark:
     world.history("a", ["retried", "dead", "retrying", "redriven", "missing-attempt"] * 3)
     world.commit()
     del world.committed["pay-a"]  # its positions have expired, or the landing recorded those of another group only
-    event_frame = events.transform(frame(spark, world.log.stored))
+    event_frame = events_of(spark, world.log.stored)
     found = lineage.transform(event_frame, lineage.LineageParams(committed=world.committed))
     missing = audit.residuals(found, small_frame(spark, [], GAPS)).collect()
     planted = {(uid, reason) for _, uid, reason, _ in world.truth.residual}
@@ -254,7 +251,7 @@ def test_a_message_that_was_sent_and_failed_during_the_landing_misses_no_first_d
         )  # fmt: skip
         log.add(out, at + 1)
     committed = {"g": {TopicPartitionKey("orders", 0): 0}}
-    event_frame = events.transform(frame(spark, log.stored)).cache()
+    event_frame = events_of(spark, log.stored)
 
     def missing(taken_at_ms: int) -> list[str]:
         params = lineage.LineageParams(committed=committed, taken_at=ms(taken_at_ms))
@@ -263,7 +260,6 @@ def test_a_message_that_was_sent_and_failed_during_the_landing_misses_no_first_d
 
     assert missing(NOW_MS) == ["lost"]
     assert missing(NOW_MS + 2) == ["during", "lost"]  # a later landing would have brought it
-    event_frame.unpersist()
 
 
 def test_a_redrive_to_a_topic_that_was_not_landed_misses_no_attempt(spark: SparkSession) -> None:
@@ -280,11 +276,10 @@ def test_a_redrive_to_a_topic_that_was_not_landed_misses_no_attempt(spark: Spark
         level=None, delay_ms=None, lane=0,
     )  # fmt: skip
     log.add(out, START_MS)
-    event_frame = events.transform(frame(spark, log.stored)).cache()
+    event_frame = events_of(spark, log.stored)
     params = lineage.LineageParams(landed=frozenset({NAMES.schedule, dead.topic()}))
     (found,) = lineage.transform(event_frame, params).collect()
     assert (found.state, found.rooted, found.broken) == ("retrying", True, False)
-    event_frame.unpersist()
 
 
 def test_a_message_that_another_group_sent_again_to_all_is_pending_and_not_retrying(spark: SparkSession) -> None:
@@ -297,9 +292,7 @@ def test_a_message_that_another_group_sent_again_to_all_is_pending_and_not_retry
     dead = log.add(out, START_MS + 1)
     log.add(hops.redriven(dead, NAMES, replay_id="p.0.0", to_source=True), START_MS + 2)
     committed = {group: {TopicPartitionKey("orders", 0): first.at + 1} for group in ("pay", "mail")}
-    found = lineage.transform(
-        events.transform(frame(spark, log.stored)), lineage.LineageParams(committed=committed)
-    ).collect()
+    found = lineage.transform(events_of(spark, log.stored), lineage.LineageParams(committed=committed)).collect()
     assert {row.grp: row.state for row in found} == {"pay": "retrying", "mail": "pending"}
 
 
@@ -317,14 +310,13 @@ def test_a_dead_letter_of_a_recreated_topic_is_open_although_one_was_sent_again_
         if uid == "old":
             log.add(hops.redriven(letter, NAMES, replay_id="p.0.0"), START_MS + 2)
     log.stored.append(letter)  # the topic of the old one was deleted
-    event_frame = events.transform(frame(spark, log.stored)).cache()
+    event_frame = events_of(spark, log.stored)
     (left,) = dlq_trend.open_letters(dlq_trend.letters(event_frame), dlq_trend.TrendParams(now=ms(NOW_MS))).collect()
     assert (left.depth, left.oldest) == (1, letter.where)
     topics = small_frame(spark, [(letter.topic(), "id")], "topic string, topic_id string")
     params = replay.PlanParams(plan_id="p")
     (row,) = replay.plan(frame(spark, log.stored), event_frame, topics, params).collect()
     assert (row.action, row.msg_id) == ("send", "new")
-    event_frame.unpersist()
 
 
 def test_only_lost_retries_are_missed_of_a_topic_that_was_not_landed(spark: SparkSession) -> None:
@@ -336,7 +328,7 @@ def test_only_lost_retries_are_missed_of_a_topic_that_was_not_landed(spark: Spar
         group: {key: offset for key, offset in offsets.items() if key.topic in landed}
         for group, offsets in world.committed.items()
     }
-    event_frame = events.transform(frame(spark, [each for each in world.log.stored if each.topic() in landed])).cache()
+    event_frame = events_of(spark, [each for each in world.log.stored if each.topic() in landed])
     params = lineage.LineageParams(committed=committed, landed=landed)
     found = lineage.transform(event_frame, params).cache()
     lost = {uid for _, uid, reason, _ in world.truth.residual if reason == "lost" and int(uid[2:]) % 6 == 5}
@@ -346,7 +338,6 @@ def test_only_lost_retries_are_missed_of_a_topic_that_was_not_landed(spark: Spar
     waited = delays.DelayParams(now=ms(NOW_MS), worker=committed[NAMES.worker_group], landed=landed)
     outcomes = delays.outcomes(event_frame, waited)
     assert {row.msg_id for row in outcomes.filter("outcome = 'never'").collect()} == lost
-    event_frame.unpersist()
     found.unpersist()
 
 
