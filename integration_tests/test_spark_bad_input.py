@@ -127,7 +127,7 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
         assert [found[name, offset] for name in ours[1:]] == [reason, reason]
 
     assert main(["failures", *at]) == 2
-    assert "2 failures of 1 causes: 1 ended dead" in printed()
+    assert "2 failures of 1 cause: 1 ended dead" in printed()
     page = (tmp_path / "reports" / "failures.html").read_text()
     assert "&lt;script&gt;" in page
     assert "<script" not in page

@@ -274,7 +274,7 @@ def test_the_brokers_say_when_they_delete_letters(day: Day, admin: AdminClient, 
         lambda: cluster.retention_ms([day.letters, "not-there"]) == {day.letters: 3_600_000}, within_s=GUARD_S
     )
     verdict = as_object(day, printed, "dlq-trend", "--bootstrap", day.bootstrap, code=2)["verdict"]
-    assert verdict.startswith("4 dead letters are left; 1 groups lose some within 24 hours")
+    assert verdict.startswith("4 dead letters are left; 1 group loses some within 24 hours")
 
 
 def test_a_folder_that_nothing_was_landed_in_and_a_version_that_is_not_there_are_errors(
@@ -352,9 +352,9 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     with pytest.raises(Interrupted):
         interrupted_run(day, spark, point="produced", nth=2)
     assert day.ask("replay", "run", *at, "--plan", "monday", "--dry-run") == 0
-    assert printed() == "would send 1 dead letters; already sent or discarded: 3\n"
+    assert printed() == "would send 1 dead letter; already sent or discarded: 3\n"
     assert day.ask("replay", "run", *at, "--plan", "monday") == 0
-    assert printed() == "sent 1 dead letters; already sent or discarded: 3\n"
+    assert printed() == "sent 1 dead letter; already sent or discarded: 3\n"
     waiting.await_ends_of_transactions(admin)
     assert day.ask("replay", "verify", *at, "--plan", "monday") == 0
     assert printed().startswith("replay-verify monday: 4 planned: 2 there, 0 missing, 0 twice, 0 altered, 2 by others")

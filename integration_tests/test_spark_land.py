@@ -404,7 +404,7 @@ def test_a_lake_with_each_record_twice_and_a_gap_of_landed_ones_is_repaired_by_o
 
     code, out = repair("--dry-run")
     assert (code, out.partition(" from ")[0]) == (
-        2, "would remove 17 records that are there twice, and 2 gaps of landed records",
+        2, "would remove 17 records too many, and 2 gaps of landed records",
     )  # fmt: skip
     code, out = repair()
     assert (code, out.split()[0]) == (0, "removed")

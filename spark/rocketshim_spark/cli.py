@@ -30,6 +30,7 @@ from rocketshim.cli.options import (
     output,
     seconds,
 )
+from rocketshim.core.user_values import count_text
 from rocketshim.errors import ConfigError
 from rocketshim.extras import missing_extra
 from rocketshim.stop_signals import StopSignals
@@ -159,8 +160,8 @@ def repair(*, lake: Lake, spark_options: WithSpark, dry_run: DryRun = False, as_
     else:
         verb = "would remove" if dry_run else "removed"
         typer.echo(
-            f"{verb} {done.doubled} records that are there twice, and {len(done.gaps)} gaps of landed records "
-            f"from {lake} (version {done.version})"
+            f"{verb} {count_text(done.doubled, 'record')} too many, and "
+            f"{count_text(len(done.gaps), 'gap')} of landed records from {lake} (version {done.version})"
         )
     exit_if_finding(fine=not dry_run or not (done.doubled or done.gaps))
 
@@ -207,7 +208,9 @@ def _facts(done: "Landing") -> dict[str, Any]:
 
 def _print_landing(done: "Landing", lake: str, topic_count: int) -> None:
     version = "no table yet" if done.version is None else f"version {done.version}"
-    typer.echo(f"landed {done.rows} new records of {topic_count} topics into {lake} ({version})")
+    typer.echo(
+        f"landed {count_text(done.rows, 'new record')} of {count_text(topic_count, 'topic')} into {lake} ({version})"
+    )
     for gap in done.gaps[:_MAX_GAPS]:
         typer.echo(
             f"gap: retention deleted {gap.topic}/{gap.partition} offsets {gap.gap_from} to {gap.gap_to - 1} "

@@ -10,6 +10,7 @@ from rocketshim.cli.kinds import Where
 from rocketshim.cli.options import ClientSettings, Connected, DryRun, Json, client_settings
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
+from rocketshim.core.user_values import count_text
 from rocketshim.errors import ConfigError
 from rocketshim_spark.cli_options import (
     AtLake,
@@ -178,14 +179,15 @@ def _facts(plan_name: str, done: "RunResult", *, dry_run: bool) -> dict[str, Any
 
 def _print_result(done: "RunResult", *, dry_run: bool) -> None:
     verb = "would send" if dry_run else "sent"
-    typer.echo(f"{verb} {done.sent} dead letters; already sent or discarded: {done.settled}")
+    typer.echo(f"{verb} {count_text(done.sent, 'dead letter')}; already sent or discarded: {done.settled}")
     for reason, count in done.failed.items():
-        typer.echo(printable(f"not sent: {count} dead letters: {reason}"))
+        typer.echo(printable(f"not sent: {count_text(count, 'dead letter')}: {reason}"))
     if done.dead_again:
         typer.echo(f"{done.dead_again} of those sent are dead again")
     if done.is_stopped:
         stopped = (
-            f"stopped: too many failed or became dead again (--stop-ratio); {done.left} dead letters were not tried"
+            "stopped: too many failed or became dead again (--stop-ratio); "
+            f"{count_text(done.left, 'dead letter')} not tried"
         )
         print_note("the run would stop: too many would fail (--stop-ratio)" if dry_run else stopped)
 
@@ -285,4 +287,4 @@ def target_bounds(planned: "DataFrame", cluster: "Cluster") -> "list[PartitionBo
 
 def _print_progress(topic: str, progress: "RedriveProgress", step: str) -> None:
     if step in {"resumed", "sent", "failed"}:
-        print_note(f"{topic}: sent {progress.sent} of {progress.planned} dead letters")
+        print_note(f"{topic}: sent {progress.sent:,} of {count_text(progress.planned, 'dead letter')}")

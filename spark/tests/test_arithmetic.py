@@ -223,7 +223,7 @@ def test_a_message_that_dies_again_after_a_redrive_to_its_source_topic_is_open_a
     event_frame = events_of(spark, log.stored)
     (left,) = dlq_trend.open_letters(dlq_trend.letters(event_frame), dlq_trend.TrendParams(now=ms(NOW_MS))).collect()
     assert left.depth == 1
-    assert failures.report(failures.transform(event_frame)).verdict.startswith("2 failures of 1 causes: 2 ended dead")
+    assert failures.report(failures.transform(event_frame)).verdict.startswith("2 failures of 1 cause: 2 ended dead")
 
 
 def test_a_group_without_a_position_on_the_topic_misses_no_first_delivery(spark: SparkSession) -> None:

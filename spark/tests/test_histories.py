@@ -84,7 +84,7 @@ def test_each_kind_of_fault_is_a_finding_of_its_job(
     assert delays.report(kept, delays.transform(kept)).fine
     causes = failures.transform(event_frame).cache()
     assert {row.fingerprint for row in causes.collect()} == {"no #"}
-    assert failures.report(causes).verdict.startswith(f"{world.truth.failures.total()} failures of")
+    assert failures.report(causes).verdict.startswith(f"{world.truth.failures.total():,} failures of")
     strict = keys.transform(lifecycles, keys.KeyParams(orderly=("pay-a",)))
     assert not keys.report(strict).fine
     assert {row.grp for row in strict.filter("violation").collect()} == {"pay-a"}
@@ -184,7 +184,7 @@ def test_the_trend_counts_arrived_and_settled_dead_letters_and_the_hours_left(
     assert of_group["pay-b"].hours_left is None
     assert of_group["pay-clean"].hours_left > 29 * 24 - 1  # its retention was not read from the brokers
     report = dlq_trend.report(days, dlq_trend.open_letters(letters, asked), asked)
-    assert "1 groups lose some" in report.verdict
+    assert "1 group loses some" in report.verdict
     assert report.notes == ("the retention of 1 topics is assumed, not read from the brokers",)
     soon = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=86_400_000)
     assert not dlq_trend.report(days, dlq_trend.open_letters(letters, soon), soon).fine

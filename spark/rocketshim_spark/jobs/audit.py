@@ -196,8 +196,8 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
     return Report(
         job="audit",
         verdict=(
-            f"residual {residual}; {parked} parked; {malformed_count} malformed; "
-            f"at most {expired} deleted before they were landed"
+            f"residual {residual:,}; {parked:,} parked; {malformed_count:,} malformed; "
+            f"at most {expired:,} deleted before they were landed"
         ),
         fine=not residual and not holes and not parked and not broken,
         tables=tuple(tables),

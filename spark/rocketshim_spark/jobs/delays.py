@@ -296,8 +296,8 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
     return Report(
         job="delays",
         verdict=(
-            f"{sums['delivered']} delivered: {sums['early']} early, {sums['never']} never delivered, "
-            f"{sums['stuck']} stuck, {sums['parked']} parked, {sums['overtaken']} overtaken"
+            f"{sums['delivered']:,} delivered: {sums['early']:,} early, {sums['never']:,} never delivered, "
+            f"{sums['stuck']:,} stuck, {sums['parked']:,} parked, {sums['overtaken']:,} overtaken"
         ),
         fine=not any(sums[name] for name in bad_names),
         tables=tuple(tables),

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
+from rocketshim.core.user_values import count_text
 from rocketshim_spark.redrive_marks import empty_settled, join_settled
 from rocketshim_spark.report import Chart, Report, Table
 from rocketshim_spark.small_frames import small_frame
@@ -147,14 +148,15 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
     groups = left.orderBy(F.asc_nulls_last("hours_left"), "topic").collect()
     rows = days.orderBy("grp", "day").collect()
     soon = [row.grp for row in groups if row.hours_left is not None and row.hours_left < params.warn_hours]
-    assumed = sum(not row.asked for row in groups)
+    assumed, depth = sum(not row.asked for row in groups), sum(row.depth for row in groups)
     of_group = ("grp", "topic", "depth", "oldest", "oldest_at", "oldest_age_hours", "hours_left")
     of_day = ("grp", "day", "arrived", "replayed", "discarded", "depth")
     return Report(
         job="dlq-trend",
         verdict=(
-            f"{sum(row.depth for row in groups)} dead letters are left; "
-            f"{len(soon)} groups lose some within {params.warn_hours:g} hours"
+            f"{count_text(depth, 'dead letter')} {'is' if depth == 1 else 'are'} left; "
+            f"{count_text(len(soon), 'group')} {'loses' if len(soon) == 1 else 'lose'} some within "
+            f"{params.warn_hours:g} hours"
         ),
         fine=not soon,
         tables=(
@@ -162,7 +164,9 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
             Table.of("by day", of_day, rows),
         ),
         charts=_by_day(rows),
-        notes=(f"the retention of {assumed} topics is assumed, not read from the brokers",) if assumed else (),
+        notes=(f"the retention of {count_text(assumed, 'topic')} is assumed, not read from the brokers",)
+        if assumed
+        else (),
     )
 
 

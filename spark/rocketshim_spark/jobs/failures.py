@@ -20,6 +20,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
+from rocketshim.core.user_values import count_text
 from rocketshim_spark.report import MOST_ROWS, Chart, Report, Table, utc
 
 __all__ = ["FailureParams", "attempts", "report", "transform"]
@@ -160,7 +161,10 @@ def report(found: DataFrame) -> Report:
     rows = causes.orderBy(*worst_first).limit(MOST_ROWS).collect()
     return Report(
         job="failures",
-        verdict=f"{failures} failures of {count} causes: {dead} ended dead, {new} causes are new",
+        verdict=(
+            f"{count_text(failures, 'failure')} of {count_text(count, 'cause')}: {dead:,} ended dead, "
+            f"{count_text(new, 'cause')} {'is' if new == 1 else 'are'} new"
+        ),
         fine=not dead and not new,
         tables=(Table.of("causes", fields, rows, count),),
         charts=_trend(found, sorted(rows, key=lambda row: -row.failures)[:_CHARTED]),

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
+from rocketshim.core.user_values import count_text
 from rocketshim_spark.jobs.lineage import DEAD, DELIVERED
 from rocketshim_spark.report import MOST_ROWS, Report, Table, bytes_text
 
@@ -131,8 +132,8 @@ def report(found: DataFrame) -> Report:
     return Report(
         job="keys",
         verdict=(
-            f"{count} keys: {poison} poison; {overtaken or 0} messages overtaken, "
-            f"{violations or 0} of them where order matters"
+            f"{count_text(count, 'key')}: {poison:,} poison; {count_text(overtaken or 0, 'message')} overtaken, "
+            f"{violations or 0:,} of them where order matters"
         ),
         fine=not poison and not violations,
         tables=(Table.of("keys with failures", fields, rows, listed),),

@@ -53,6 +53,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
+from rocketshim.core.user_values import count_text
 from rocketshim_spark.report import Report, Table, json_value, printable, utc
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.timers import VOIDED, fates
@@ -203,7 +204,10 @@ def report(lifecycles: DataFrame) -> Report:
     )
     return Report(
         job="lineage",
-        verdict=f"{sum(row.messages for row in counted)} lifecycles: {lost} lost, {broken} broken, {revived} revived",
+        verdict=(
+            f"{count_text(sum(row.messages for row in counted), 'lifecycle')}: {lost:,} lost, {broken:,} broken, "
+            f"{revived:,} revived"
+        ),
         fine=not lost and not broken and not revived,
         tables=(table,),
         bars=tuple((state, sum(row[state] for row in counted)) for state in STATES),

@@ -33,6 +33,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
 from rocketshim.admin.dead_letter_formats import Decoder
+from rocketshim.core.user_values import count_text
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.redrive_marks import empty_settled, join_settled
 from rocketshim_spark.report import MOST_ROWS, Report, Table
@@ -269,7 +270,7 @@ def plan_report(planned: DataFrame, name: str) -> Report:
     return Report(
         job="replay-plan",
         subject=name,
-        verdict=f"{total} dead letters: {sent} to send, {total - sent} skipped",
+        verdict=f"{count_text(total, 'dead letter')}: {sent:,} to send, {total - sent:,} skipped",
         fine=True,
         tables=(Table.of("what would be done", (*fields, "letters"), rows, kinds),),
         bars=tuple((f"{row.fail_class}: {row.fingerprint}"[:40], row.letters) for row in rows[:20]),
@@ -360,8 +361,9 @@ def verify_report(checked: DataFrame, name: str) -> Report:
         job="replay-verify",
         subject=name,
         verdict=(
-            f"{sum(sums.values())} planned: {sums.get('there', 0)} there, {sums.get('missing', 0)} missing, "
-            f"{sums.get('twice', 0)} twice, {sums.get('altered', 0)} altered, {sums.get('elsewhere', 0)} by others"
+            f"{sum(sums.values()):,} planned: {sums.get('there', 0):,} there, {sums.get('missing', 0):,} missing, "
+            f"{sums.get('twice', 0):,} twice, {sums.get('altered', 0):,} altered, "
+            f"{sums.get('elsewhere', 0):,} by others"
         ),
         fine=not sums.get("missing") and not sums.get("altered"),
         tables=(Table.of("what is not as planned", fields, bad, total),),
