@@ -185,7 +185,7 @@ def test_the_trend_counts_arrived_and_settled_dead_letters_and_the_hours_left(
     assert of_group["pay-clean"].hours_left > 29 * 24 - 1  # its retention was not read from the brokers
     report = dlq_trend.report(days, dlq_trend.open_letters(letters, asked), asked)
     assert "1 group loses some" in report.verdict
-    assert report.notes == ("the retention of 1 topics is assumed, not read from the brokers",)
+    assert report.notes == ("the retention of 1 topic is assumed, not read from the brokers",)
     soon = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=86_400_000)
     assert not dlq_trend.report(days, dlq_trend.open_letters(letters, soon), soon).fine
 
