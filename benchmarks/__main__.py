@@ -11,7 +11,7 @@ from benchmarks import table
 
 def main() -> None:
     """Run them."""
-    known = dict(_benchmarks())
+    known = _benchmarks()
     lines = "".join(f"\n  {name:<16}{first}" for name, first in known.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -30,16 +30,14 @@ def main() -> None:
         importlib.import_module(f"benchmarks.{name}").main()
 
 
-def _benchmarks() -> list[tuple[str, str]]:
-    """Return the name of each benchmark, and what it measures."""
-    found = []
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+def _benchmarks() -> dict[str, str]:
+    """Return what each benchmark measures, by its name."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
         module = ast.parse(path.read_text())
-        is_one = any(isinstance(each, ast.FunctionDef) and each.name == "main" for each in module.body)
-        if is_one and path.stem != "__main__":
-            found.append(
-                (path.stem, (ast.get_docstring(module) or "").partition("\n")[0].partition(" `")[0].rstrip(":."))
-            )
+        if any(isinstance(each, ast.FunctionDef) and each.name == "main" for each in module.body):
+            first = (ast.get_docstring(module) or "").partition("\n")[0]
+            found[path.stem] = first.partition(" `")[0].rstrip(":.")
     return found
 
 

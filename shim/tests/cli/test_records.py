@@ -399,10 +399,21 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, i
 
 def test_a_field_has_one_name_in_json_in_lists_and_in_each_show(capsys: pytest.CaptureFixture[str]) -> None:
     types = {name: str(of) for name, of in Envelope.__annotations__.items() if name != "user"}
-    values = {name: number if "int" in of else f"x{number}" for number, (name, of) in enumerate(types.items(), 2)}
-    envelope = Envelope(**values)  # type: ignore[arg-type]
-    parts = {"key": b"k", "value": b"vvv" * 99, "state": "dead", "plan": "p", "dialect": "d", "due_ms": 77_000}
-    full = replace(_letter(7), envelope=envelope, malformed="m", **parts)  # type: ignore[arg-type]
+    values: dict[str, Any] = {
+        name: number if "int" in of else f"x{number}" for number, (name, of) in enumerate(types.items(), 2)
+    }
+    envelope = Envelope(**values)
+    full = replace(
+        _letter(7),
+        envelope=envelope,
+        key=b"k",
+        value=b"vvv" * 99,
+        state="dead",
+        plan="p",
+        dialect="d",
+        due_ms=77_000,
+        malformed="m",
+    )
     show_one(full, as_json=True)
     fields = json.loads(capsys.readouterr().out)
     assert None not in fields.values()
